@@ -1,0 +1,55 @@
+"""See inside PyTorch image models: feature maps, class-activation maps, gradient norms.
+
+Public names are resolved on first use, so that importing the package loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hookscope.gradreport import GradReport as GradReport
+    from hookscope.hooks import attached as attached
+    from hookscope.hooks import preserved as preserved
+    from hookscope.layers import LayerInfo as LayerInfo
+    from hookscope.layers import Site as Site
+    from hookscope.library import CamMap as CamMap
+    from hookscope.library import feature_maps as feature_maps
+    from hookscope.library import gradcam as gradcam
+    from hookscope.library import gradnorm as gradnorm
+    from hookscope.models import LoadedModel as LoadedModel
+    from hookscope.models import load_model as load_model
+    from hookscope.runner import list_layers as list_layers
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CamMap": "library",
+    "GradReport": "gradreport",
+    "LayerInfo": "layers",
+    "LoadedModel": "models",
+    "Needs": "hooks",
+    "Probe": "hooks",
+    "Site": "layers",
+    "attached": "hooks",
+    "feature_maps": "library",
+    "gradcam": "library",
+    "gradnorm": "library",
+    "list_layers": "runner",
+    "load_model": "models",
+    "preserved": "hooks",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,96 @@
+"""What probes hand over: plain numbers, no modules, pixels or files. `output` decides how they are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from hookscope.layers import Site
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+
+
+class MapStatus(StrEnum):
+    """Whether a map means anything."""
+
+    OK = "ok"
+    BLANK = "blank"
+    NEGATIVE_ONLY = "negative-only"
+    ZERO_GRADIENT = "zero-gradient"
+    NON_FINITE = "non-finite"
+    UNDEFINED = "undefined"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class whose score a map explains: `name` as asked for (`top1`, `285`), and what it came to."""
+
+    name: str
+    index: int
+    label: str = ""
+    score: float | None = None
+    probability: float | None = None
+
+    def __str__(self) -> str:
+        return self.label or f"class {self.index}"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Channels of one layer for one picture.
+
+    `values`: (K, h, w) float32, exactly what the layer returned for the K chosen `channels`.
+    `shape`: the layer's whole output for this picture, batch axis left out, in the model's own layout.
+    `minimum`, `maximum`: over all finite values of all channels of the layer, not only the chosen ones.
+    `selection`: which channels these are, in words (`all`, `64 of 256 by variance`).
+    """
+
+    image: int
+    site: Site
+    type: str
+    shape: tuple[int, ...]
+    layout: str
+    channels: tuple[int, ...]
+    total_channels: int
+    selection: str
+    values: Floats
+    minimum: float
+    maximum: float
+    status: MapStatus = MapStatus.OK
+
+
+@dataclass(frozen=True)
+class Heat:
+    """One map over one picture.
+
+    `values`: (h, w) float32 at the layer's resolution, the raw scale kept; `method` says how it was made.
+    `target`: the class it explains, `None` where it explains none.
+    `minimum`, `maximum`: over the finite values.
+    """
+
+    kind: str
+    image: int
+    site: Site
+    method: str
+    values: Floats
+    minimum: float
+    maximum: float
+    status: MapStatus = MapStatus.OK
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values under named columns; `title` and `notes` are for people, `data` for scripts."""
+
+    kind: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    notes: tuple[str, ...] = ()
+    data: dict[str, Any] = field(default_factory=dict)

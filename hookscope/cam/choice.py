@@ -1,0 +1,91 @@
+"""Which layers a map can be made of: those with a spatial output, and by default the last that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hookscope.errors import NothingMeasured, UsageError
+from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
+from hookscope.layouts import is_spatial
+from hookscope.probes.cam import GradientReachProbe
+from hookscope.runner import Objective, running
+
+_FIRST_LOOK = 24
+
+
+def site_infos(layers: Iterable[LayerInfo]) -> dict[Site, OutputInfo]:
+    """What is known of every site, in the order in which the calls ended."""
+    outputs = (output for layer in layers for output in layer.outputs)
+    return {output.site: output for output in sorted(outputs, key=lambda output: output.order)}
+
+
+def spatial_layers(infos: Mapping[Site, OutputInfo]) -> tuple[str, ...]:
+    """Layers with an output of more than one position on the picture, in execution order."""
+    return tuple(dict.fromkeys(site.layer for site, info in infos.items() if is_spatial(info)))
+
+
+def spatial_selection(selection: Selection, infos: Mapping[Site, OutputInfo]) -> Selection:
+    """The selection without layers that have no place on the picture.
+
+    Raises:
+        UsageError: a pattern chose nothing but such layers; the nearest that can serve are in the hint.
+    """
+    spatial = spatial_layers(infos)
+    for pattern, names in selection.patterns.items():
+        if not set(names) & set(spatial):
+            raise _not_spatial(pattern, names, infos, spatial)
+    kept = tuple(name for name in selection.names if name in set(spatial))
+    if not kept:
+        raise _not_spatial(", ".join(selection.names), selection.names, infos, spatial)
+    return Selection(kept, selection.patterns)
+
+
+def default_layer(
+    model: nn.Module,
+    x: Tensor,
+    infos: Mapping[Site, OutputInfo],
+    objectives: Callable[[Any], Iterable[Objective]],
+) -> str:
+    """The last layer, in execution order, at whose positions on the picture the scores' gradient is not zero.
+
+    Of layers that return the very same tensor the outermost is taken. Decided by one pass over `x`, (1, C, H, W).
+
+    Raises:
+        UsageError: no layer has a spatial output.
+        NothingMeasured: the gradient is zero at all of them.
+    """
+    spatial = spatial_layers(infos)
+    for count in (_FIRST_LOOK, len(spatial)):
+        candidates = spatial[-count:]
+        probe = GradientReachProbe(frozenset(candidates), infos.get)
+        if candidates:
+            with running(model, [probe], Selection(candidates)) as runner:
+                runner.forward(x, objectives)
+        reached = [site for site in infos if site in probe.depended_on]
+        if reached:
+            return reached[-1].layer
+    if not spatial:
+        raise UsageError("no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them")
+    raise NothingMeasured(
+        "the score's gradient is zero at every spatial layer",
+        "is the classifier's weight all zero, as in an untrained ViT? name a layer to write its blank map",
+    )
+
+
+def _not_spatial(
+    pattern: str, names: Sequence[str], infos: Mapping[Site, OutputInfo], spatial: Sequence[str]
+) -> UsageError:
+    order = {site.layer: position for position, site in enumerate(infos)}
+    called = [name for name in names if name in order]
+    if not called:
+        what = "is never called" if len(names) == 1 else "chose layers that are never called"
+    else:
+        site, info = next((s, i) for s, i in infos.items() if s.layer == called[0])
+        what = f"has no spatial output: {site} returns {info.shape}"
+    here = order[called[0]] if called else len(order)
+    nearest = sorted(spatial, key=lambda name: abs(order[name] - here))[:3]
+    hint = f"near it: {', '.join(map(repr, nearest))}" if nearest else "no layer of this model has one"
+    return UsageError(f"layer {pattern!r} {what}", hint)

@@ -1,0 +1,163 @@
+"""What a gradient-norm run found: sums of the probe under the names, weights and statuses of the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hookscope.layers import ROOT, Site, Status, modules_by_name
+from hookscope.magnitudes import Magnitude, magnitude
+from hookscope.probes.gradnorm import GradNormProbe
+
+FROZEN = "frozen"
+"""Status of a parameter that does not require a gradient; its others are those of `layers.Status`."""
+
+
+@dataclass(frozen=True)
+class ParamGrad:
+    """The gradient of one parameter: after backward, before clipping, unscaled.
+
+    `gradient` is `None` where there is none, which is not the same as zero; `status` says why. `ratio` is the
+    gradient norm over the weight norm, `None` where that is not defined (weights all zero, or no gradient).
+    `aliases` are the other names of a tied parameter, which is counted once.
+    """
+
+    name: str
+    layer: str
+    shape: tuple[int, ...]
+    aliases: tuple[str, ...]
+    weight_norm: float
+    gradient: Magnitude | None
+    ratio: float | None
+    status: str
+
+
+@dataclass(frozen=True)
+class LayerGrad:
+    """The gradients at one call of a layer: of its output, and the total at all that it received.
+
+    `input_grad_total` counts every use of the input, not only the one through this layer. `depth` is the
+    position in the order in which calls ended, `None` for a layer that was never called. `parameter_grad_norm`
+    is over the layer's own parameters, without those of the layers inside it.
+    """
+
+    site: Site
+    type: str
+    depth: int | None
+    output_grad: Magnitude | None
+    input_grad_total: float | None
+    parameter_grad_norm: float | None
+    status: str
+
+
+@dataclass(frozen=True)
+class GradReport:
+    """Gradient norms of the mean loss over `pictures`: after backward, before clipping, unscaled.
+
+    `total_norm` is the L2 norm over all parameters that got a gradient, tied ones once. `layers` are in
+    execution order, those never called last.
+    """
+
+    loss: float
+    total_norm: float
+    pictures: int
+    batches: int
+    parameters: tuple[ParamGrad, ...]
+    layers: tuple[LayerGrad, ...]
+
+
+def grad_report(
+    probe: GradNormProbe, model: nn.Module, statuses: Mapping[str, Status], called: frozenset[str]
+) -> GradReport:
+    """The report of a probe that has seen its last batch.
+
+    Args:
+        probe: what was summed.
+        model: the model it was summed on, for names, classes and weights.
+        statuses: every layer that was to be measured, in model order, with what became of it.
+        called: every layer of the model that was called, measured or not.
+    """
+    parameters = tuple(_param_row(probe, *named, called) for named in _parameters(model))
+    got = [row.gradient.norm for row in parameters if row.gradient is not None]
+    return GradReport(
+        loss=probe.mean_loss(),
+        total_norm=math.hypot(*got),
+        pictures=probe.pictures,
+        batches=probe.batches,
+        parameters=parameters,
+        layers=_layer_rows(probe, model, statuses, _norms_by_layer(parameters)),
+    )
+
+
+def _param_row(
+    probe: GradNormProbe, name: str, aliases: tuple[str, ...], parameter: Tensor, called: frozenset[str]
+) -> ParamGrad:
+    layer = name.rpartition(".")[0] or ROOT
+    weight = magnitude(parameter.detach(), largest=False).norm
+    gradient = probe.param_gradient(name)
+    return ParamGrad(
+        name=name,
+        layer=layer,
+        shape=tuple(parameter.shape),
+        aliases=aliases,
+        weight_norm=weight,
+        gradient=gradient,
+        ratio=gradient.norm / weight if gradient is not None and weight > 0 else None,
+        status=_param_status(parameter, gradient, was_called=layer in called),
+    )
+
+
+def _layer_rows(
+    probe: GradNormProbe, model: nn.Module, statuses: Mapping[str, Status], own: Mapping[str, float]
+) -> tuple[LayerGrad, ...]:
+    types = {name: type(module).__name__ for name, module in modules_by_name(model).items()}
+    seen = {site.layer for site in probe.sites}
+    rows = [_called_row(probe, site, depth, types[site.layer], own) for depth, site in enumerate(probe.sites)]
+    for name, status in statuses.items():
+        if name not in seen:
+            bypassed = status is Status.NOT_CALLED and name in own
+            said = Status.BYPASSED if bypassed else status
+            rows.append(LayerGrad(Site(name), types[name], None, None, None, own.get(name), str(said)))
+    return tuple(rows)
+
+
+def _called_row(
+    probe: GradNormProbe, site: Site, depth: int, kind: str, own: Mapping[str, float]
+) -> LayerGrad:
+    output, received = probe.output_gradient(site), probe.input_gradient(site)
+    total = received.norm if received is not None else None
+    return LayerGrad(site, kind, depth, output, total, own.get(site.layer), _gradient_status(output))
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, tuple[str, ...], nn.Parameter]]:
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [(first, tuple(others), parameter) for parameter, (first, *others) in names.items()]
+
+
+def _norms_by_layer(parameters: Sequence[ParamGrad]) -> dict[str, float]:
+    norms: dict[str, float] = {}
+    for row in parameters:
+        if row.gradient is not None:
+            norms[row.layer] = math.hypot(norms.get(row.layer, 0.0), row.gradient.norm)
+    return norms
+
+
+def _param_status(parameter: Tensor, gradient: Magnitude | None, *, was_called: bool) -> str:
+    if not parameter.requires_grad:
+        return FROZEN
+    if gradient is None and not was_called:
+        return str(Status.NOT_CALLED)
+    return _gradient_status(gradient)
+
+
+def _gradient_status(gradient: Magnitude | None) -> str:
+    if gradient is None:
+        return str(Status.NO_GRAD_PATH)
+    if gradient.non_finite:
+        return str(Status.NON_FINITE)
+    return str(Status.ZERO_GRADIENT if gradient.norm == 0 else Status.OK)

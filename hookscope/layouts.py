@@ -1,0 +1,188 @@
+"""Which axis of a layer's output is what: recognised from the kind of module and the shapes around it.
+
+Guesses nothing from a layer's name. Where no layout is certain it is `""`, never NCHW by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hookscope.layers import OutputInfo, Site
+
+Shape = tuple[int, ...]
+Grid = tuple[int, int, int]
+
+_MAX_PREFIX = 16
+_FIRST = (
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+    nn.modules.pooling._MaxPoolNd,
+    nn.modules.pooling._AvgPoolNd,
+    nn.modules.pooling._AdaptiveAvgPoolNd,
+    nn.modules.pooling._AdaptiveMaxPoolNd,
+    nn.Upsample,
+    nn.PixelShuffle,
+    nn.PixelUnshuffle,
+)
+_LAST = (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.MultiheadAttention, nn.Embedding)
+_BY_RANK_FIRST = {2: "NC", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One tensor that passed: `same_as` is the site before it that returned the very same tensor."""
+
+    site: Site
+    shape: Shape
+    dtype: str
+    same_as: Site | None = None
+
+
+def describe(
+    records: Sequence[Record], modules: Mapping[str, nn.Module], input_shape: Shape
+) -> tuple[OutputInfo, ...]:
+    """Layout and grid of every record, in the order in which the calls ended.
+
+    `input_shape` is the picture's (N, C, H, W): a grid must have its aspect to count as spatial.
+    """
+    known: dict[Site, OutputInfo] = {}
+    for order, record in enumerate(records):
+        layout = _layout(record, modules[record.site.layer], known, input_shape)
+        grid = _grid(record, layout, known, input_shape)
+        known[record.site] = OutputInfo(
+            record.site, record.shape, record.dtype, layout, grid, record.same_as, order
+        )
+    return tuple(known.values())
+
+
+def is_spatial(info: OutputInfo) -> bool:
+    """Whether the output has more than one position on the picture."""
+    return info.grid is not None and info.grid[0] * info.grid[1] > 1
+
+
+def to_nchw(tensor: Tensor, layout: str, grid: Grid | None = None) -> Tensor:
+    """The same values as (N, C, h, w): no copy where a view will do.
+
+    Tokens with a grid lose their prefix and take its height and width; without one they are one row. A flat
+    (N, C) becomes (N, C, 1, 1). An unknown layout of three or more axes is read as (N, C, ...).
+    """
+    if layout == "NHWC":
+        return tensor.permute(0, 3, 1, 2)
+    if layout == "NPTC":
+        return tensor.permute(0, 3, 1, 2)
+    if layout == "NTC":
+        height, width, prefix = grid or (1, tensor.shape[1], 0)
+        patches = tensor[:, prefix : prefix + height * width]
+        return patches.transpose(1, 2).unflatten(2, (height, width))
+    if tensor.dim() < 4:
+        return tensor.reshape(*tensor.shape[:2], 1, -1) if tensor.dim() > 1 else tensor.reshape(-1, 1, 1, 1)
+    return tensor if tensor.dim() == 4 else tensor.flatten(3)
+
+
+def _layout(
+    record: Record, module: nn.Module, known: Mapping[Site, OutputInfo], input_shape: Shape
+) -> str:
+    shape = record.shape
+    if not shape or shape[0] != input_shape[0]:
+        return ""
+    if record.same_as in known:
+        return known[record.same_as].layout
+    if isinstance(module, _FIRST) or type(module).__name__.endswith("2d"):
+        return _BY_RANK_FIRST.get(len(shape), "")
+    if isinstance(module, _LAST):
+        return _channels_last(shape, input_shape) if getattr(module, "batch_first", True) else ""
+    permuted = _permuted(module, shape, known)
+    return permuted or _inherited(record, known) or _by_shape(shape, known, input_shape)
+
+
+def _channels_last(shape: Shape, input_shape: Shape) -> str:
+    if len(shape) == 4:
+        return "NHWC" if _has_aspect(shape[1], shape[2], input_shape) else "NPTC"
+    return {2: "NC", 3: "NTC"}.get(len(shape), "")
+
+
+def _permuted(module: nn.Module, shape: Shape, known: Mapping[Site, OutputInfo]) -> str:
+    """A permuting module (torchvision's `Permute` has `dims`) moves the letters of what came before."""
+    dims = getattr(module, "dims", None)
+    if not isinstance(dims, (list, tuple)) or sorted(dims) != list(range(len(shape))):
+        return ""
+    before = tuple(shape[dims.index(axis)] for axis in range(len(shape)))
+    source = next((info.layout for info in reversed(known.values()) if info.shape == before and info.layout), "")
+    return "".join(source[axis] for axis in dims) if len(source) == len(shape) else ""
+
+
+def _inherited(record: Record, known: Mapping[Site, OutputInfo]) -> str:
+    """What a container or an element-wise layer returned has the layout of the latest such shape, its own first."""
+    below = f"{record.site.layer}."
+    same = [info for info in reversed(known.values()) if info.shape == record.shape and info.layout]
+    own = [info for info in same if info.site.layer.startswith(below)]
+    return next((info.layout for info in (*own, *same)), "")
+
+
+def _by_shape(shape: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> str:
+    """For a module of an unknown kind: four axes are a picture only where two of them are a likely grid."""
+    if len(shape) == 4:
+        if _likely_grid(shape[2:], known, input_shape):
+            return "NCHW"
+        return "NHWC" if _likely_grid(shape[1:3], known, input_shape) else ""
+    return {2: "NC", 3: "NTC"}.get(len(shape), "")
+
+
+def _likely_grid(size: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> bool:
+    """Whether a layer before had this grid, or the picture gives it at a whole stride."""
+    if len(input_shape) != 4 or not _has_aspect(size[0], size[1], input_shape):
+        return False
+    if any(info.grid is not None and info.grid[:2] == size for info in known.values()):
+        return True
+    stride = max(1, round(input_shape[2] / max(1, size[0])))
+    return all(side in (full // stride, -(-full // stride)) for side, full in zip(size, input_shape[2:], strict=True))
+
+
+def _has_aspect(height: int, width: int, input_shape: Shape) -> bool:
+    """Whether a grid could be the picture at a lower resolution: within one cell of its aspect."""
+    if len(input_shape) != 4:
+        return False
+    return abs(height * input_shape[3] - width * input_shape[2]) <= max(input_shape[2:])
+
+
+def _grid(
+    record: Record, layout: str, known: Mapping[Site, OutputInfo], input_shape: Shape
+) -> Grid | None:
+    shape = record.shape
+    if layout == "NCHW":
+        return (shape[2], shape[3], 0)
+    if layout == "NHWC":
+        return (shape[1], shape[2], 0)
+    return _token_grid(shape, known, input_shape) if layout == "NTC" else None
+
+
+def _token_grid(shape: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> Grid | None:
+    """The grid that the patch layer made, of as many channels, with the fewest tokens before it."""
+    tokens = shape[1]
+    found = []
+    for info in known.values():
+        if info.grid is None or info.grid[2] or info.layout not in ("NCHW", "NHWC"):
+            continue
+        height, width, _ = info.grid
+        channels = info.shape[1 if info.layout == "NCHW" else 3]
+        prefix = tokens - height * width
+        if 0 <= prefix <= _MAX_PREFIX and height * width > 1:
+            found.append((channels != shape[2], prefix, (height, width, prefix)))
+    if found:
+        return min(found)[2]
+    return _square_grid(tokens, input_shape)
+
+
+def _square_grid(tokens: int, input_shape: Shape) -> Grid | None:
+    if len(input_shape) != 4 or input_shape[2] != input_shape[3]:
+        return None
+    for prefix in (0, 1):
+        side = round((tokens - prefix) ** 0.5) if tokens > prefix else 0
+        if side > 1 and side * side == tokens - prefix:
+            return (side, side, prefix)
+    return None

@@ -1,0 +1,79 @@
+"""The losses that gradients are taken of: names on the command line, any callable in the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hookscope.cam.targets import logits_of, raw_scores, score_sum
+from hookscope.errors import UsageError, near_misses
+from hookscope.runner import Objective
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+def cross_entropy(output: Any, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the class scores, in float32 at least; of a single score, the binary one."""
+    scores = raw_scores(output)
+    scores = scores if scores.dtype == torch.float64 else scores.float()
+    if scores.dim() == 1 or scores.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(scores.reshape(-1), targets.to(scores.dtype))
+    return F.cross_entropy(scores, targets)
+
+
+def score(output: Any, targets: Tensor) -> Tensor:
+    """Mean score (logit) of the target class."""
+    return score_sum(output, targets) / len(targets)
+
+
+LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "score": score}
+"""Losses by name; each is `(output, targets) -> scalar`, a mean over the pictures."""
+
+
+def loss_function(loss: str | LossFunction) -> LossFunction:
+    """The loss of that name, or the callable itself.
+
+    Raises:
+        UsageError: there is no such loss.
+    """
+    if not isinstance(loss, str):
+        return loss
+    if loss not in LOSSES:
+        hint = near_misses(loss, LOSSES) or f"{', '.join(LOSSES)}, or file.py:callable"
+        raise UsageError(f"unknown loss {loss!r}", hint)
+    return LOSSES[loss]
+
+
+def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Objective:
+    """The loss as an objective; without `targets`, of the model's own predictions.
+
+    Raises:
+        UsageError: (when differentiated) the loss raised, or is not one number.
+    """
+
+    def scalar(output: Any) -> Tensor:
+        wanted = predictions(output) if targets is None else targets
+        try:
+            value = loss(output, wanted)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"the loss raised {type(error).__name__}: {error}", "--debug shows where") from error
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise UsageError(f"the loss gave {_described(value)}, not one number", "return a mean over the pictures")
+        return value.reshape(())
+
+    return Objective(name, scalar)
+
+
+def predictions(output: Any) -> Tensor:
+    """(N,) the best class of every picture."""
+    return logits_of(output).detach().argmax(dim=1)
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,235 @@
+"""The output directory: every file is written beside its place and renamed, and listed as it is finished.
+
+Owns what may be written, replaced and deleted. It must not know what is in a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import os
+import threading
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hookscope.errors import OutputError
+from hookscope.output.journal import JOURNAL, MANIFEST, TEMPORARY, Contents, Owner, inspect, is_inside
+from hookscope.output.manifest import SCHEMA, Manifest, encoded, plain, to_json, to_json_line
+from hookscope.output.names import safe_name
+
+__all__ = ["OutputDir", "safe_name"]
+
+
+class OutputDir:
+    """A directory that one run writes: `check`, `begin`, `write` many times from any thread, `finish`.
+
+    One that hookscope did not make, or that holds what no manifest or journal lists, is only added to.
+    One that is wholly ours is replaced with `overwrite`, or where it is the `default_place`.
+    """
+
+    def __init__(
+        self, path: Path, *, command: str, overwrite: bool = False, default_place: bool = False
+    ) -> None:
+        self.path = path
+        self.command = command
+        self._replace = overwrite or default_place
+        self._lock = threading.Lock()
+        self._counter = itertools.count(1)
+        self._records: list[dict[str, Any]] = []
+        self._taken = {_folded(MANIFEST), _folded(JOURNAL)}
+        self._root: Path | None = None
+
+    @property
+    def records(self) -> tuple[dict[str, Any], ...]:
+        """The records of all files written so far, by path."""
+        with self._lock:
+            return tuple(sorted(self._records, key=lambda record: str(record["path"])))
+
+    def check(self) -> None:
+        """Nothing, where the directory can be written; changes nothing.
+
+        Raises:
+            OutputError: it cannot, or it holds an earlier run that is not to be replaced.
+        """
+        self._judged()
+
+    def begin(self) -> None:
+        """The directory exists, holds nothing of an earlier run of ours, and has a journal.
+
+        Raises:
+            OutputError: as `check`, or it cannot be written.
+        """
+        contents = self._judged()
+        with _explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if contents.owner is Owner.OURS:
+                _clear(self.path, contents.files)
+            head = {"command": self.command, "hookscope": _own_version(), "schema": SCHEMA}
+            journal = self.path / JOURNAL
+            with self._written_beside(journal, encoded(to_json_line(head))) as temporary:
+                os.replace(temporary, journal)
+        self._root = self.path.resolve()
+
+    def write(self, name: str, data: bytes, **record: Any) -> dict[str, Any]:
+        """The file's record, with its `path` (relative, `/` between) and `sha256`, once the file is whole.
+
+        A name that this run has used already, in any case of letters, gets `-2`, `-3` and so on.
+
+        Raises:
+            OutputError: the file exists already, the name leaves the directory, or it cannot be written.
+        """
+        name = self._reserved(name)
+        target = self.path / name
+        full = {**plain(record), "path": name, "sha256": hashlib.sha256(data).hexdigest()}
+        with _explained(target):
+            self._make_folder(target)
+            with self._written_beside(target, data) as temporary, self._lock:
+                # The journal's line comes first: a file that is there but not listed would be a stranger's.
+                _append_line(self.path / JOURNAL, full)
+                os.replace(temporary, target)
+                self._records.append(full)
+        return full
+
+    def finish(self, manifest: Manifest | Mapping[str, Any]) -> Path:
+        """The manifest's path, once it lies there, listing every file written, and the journal is gone.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        fields = _fields(manifest)
+        fields["artifacts"] = _merged(self.records, fields["artifacts"])
+        target = self.path / MANIFEST
+        with _explained(target):
+            with self._written_beside(target, encoded(to_json(fields))) as temporary:
+                os.replace(temporary, target)
+            (self.path / JOURNAL).unlink()
+        return target
+
+    def _judged(self) -> Contents:
+        with _explained(self.path):
+            _check_place(self.path)
+            contents = inspect(self.path)
+        if contents.owner is Owner.OURS and not self._replace:
+            raise OutputError(
+                f"{str(self.path)!r} holds the results of an earlier run", "give --overwrite or another -o"
+            )
+        if contents.owner is Owner.FOREIGN and {MANIFEST, JOURNAL} & set(contents.files):
+            raise _mixed(self.path, contents)
+        return contents
+
+    def _reserved(self, name: str) -> str:
+        if not is_inside(name) or PurePosixPath(name).name.startswith(TEMPORARY):
+            raise OutputError(f"{name!r} is no name for a file in {str(self.path)!r}", "use a relative path")
+        name = PurePosixPath(name).as_posix()
+        stem, ending = os.path.splitext(name)
+        with self._lock:
+            tries = itertools.chain([name], (f"{stem}-{number}{ending}" for number in itertools.count(2)))
+            free = next(candidate for candidate in tries if _folded(candidate) not in self._taken)
+            self._taken.add(_folded(free))
+        return free
+
+    def _make_folder(self, target: Path) -> None:
+        if self._root is None:
+            raise RuntimeError("begin() comes before write()")
+        if not target.parent.resolve().is_relative_to(self._root):
+            raise OutputError(
+                f"{str(target.parent)!r} is a link out of the output directory", "remove the link"
+            )
+        if os.path.lexists(target):
+            raise OutputError(f"{str(target)!r} exists and was not written by this run", "choose another -o")
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def _written_beside(self, target: Path, data: bytes) -> Iterator[Path]:
+        """A temporary file with the data, in the target's folder; gone afterwards unless it was renamed."""
+        temporary = target.parent / f"{TEMPORARY}{os.getpid()}-{next(self._counter)}"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """An `OSError` inside becomes an `OutputError` with the path and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else str(path)
+        reason = error.strerror or str(error)
+        raise OutputError(f"cannot write {where!r}: {reason}", "choose another directory with -o") from error
+
+
+def _check_place(path: Path) -> None:
+    """Raises an `OSError` or `OutputError` when no directory can be made or written there."""
+    nearest = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not nearest.is_dir():
+        raise OutputError(f"{str(nearest)!r} is not a directory", "choose another directory with -o")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(13, os.strerror(13), str(nearest))
+
+
+def _clear(directory: Path, files: tuple[str, ...]) -> None:
+    """Deletes the files, those that say whose they are last, and the folders that this leaves empty."""
+    for name in sorted(files, key=lambda name: name in (MANIFEST, JOURNAL)):
+        (directory / name).unlink()
+    folders = {folder for name in files for folder in PurePosixPath(name).parents[:-1]}
+    for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
+            (directory / folder).rmdir()
+
+
+def _append_line(journal: Path, record: dict[str, Any]) -> None:
+    # The line end comes first, so that a line torn by a full disk spoils only itself.
+    with open(journal, "ab") as file:
+        file.write(encoded("\n" + to_json_line(record).rstrip("\n")))
+
+
+def _merged(written: Sequence[dict[str, Any]], given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records of all files written, with what the manifest says of them besides, by path."""
+    known = {str(record["path"]): dict(record) for record in written}
+    for record in given:
+        known.setdefault(str(record["path"]), {}).update(record)
+    return [known[path] for path in sorted(known)]
+
+
+def _mixed(path: Path, contents: Contents) -> OutputError:
+    hint = "choose another directory with -o"
+    if contents.strangers:
+        names = _few(contents.strangers)
+        return OutputError(
+            f"{str(path)!r} holds a manifest or journal beside files it does not list: {names}", hint
+        )
+    return OutputError(f"{str(path)!r} holds a manifest or journal that cannot be trusted", hint)
+
+
+def _fields(manifest: Manifest | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(manifest, Manifest):
+        manifest = {item.name: getattr(manifest, item.name) for item in dataclasses.fields(manifest)}
+    given = plain(manifest)
+    # Without these the directory would not be recognised as ours.
+    versions = {"hookscope": _own_version(), **given.get("versions", {})}
+    return {"schema": SCHEMA, "artifacts": [], **given, "versions": versions}
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def _few(names: tuple[str, ...]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown}, …" if len(names) > 3 else shown
+
+
+def _own_version() -> str:
+    try:
+        return version("hookscope")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,125 @@
+"""Class-activation maps: the activation is kept when it passes, and becomes a map when its gradient does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hookscope.artifacts import MapStatus
+from hookscope.cam.methods import Method
+from hookscope.hooks import Needs, Probe
+from hookscope.layers import Site
+from hookscope.layouts import is_spatial, to_nchw
+from hookscope.probes.featuremaps import Infos
+
+
+@dataclass(frozen=True)
+class SiteMap:
+    """One raw map: `values` (h, w) float32, >= 0, at the layer's resolution."""
+
+    image: int
+    site: Site
+    method: str
+    objective: str
+    values: NDArray[np.float32]
+    minimum: float
+    maximum: float
+    status: MapStatus
+
+
+class CamProbe(Probe):
+    """Makes a map of every picture, spatial site, method and objective.
+
+    Args:
+        layers: names of the layers to explain by.
+        infos: what is known of a site; one that is not spatial is left out.
+        methods: how to make a map.
+        objectives: names of the objectives to explain.
+    """
+
+    needs = Needs(outputs=True, gradients=True)
+
+    def __init__(
+        self, layers: frozenset[str], infos: Infos, methods: Sequence[Method], objectives: frozenset[str]
+    ) -> None:
+        self.layers = layers
+        self.objectives = objectives
+        self._infos = infos
+        self._methods = tuple(methods)
+        self._activations: dict[Site, Tensor] = {}
+        self._maps: dict[tuple[Site, str, str], tuple[Tensor, list[MapStatus]]] = {}
+
+    def begin(self, pictures: int) -> None:
+        self._activations.clear()
+        self._maps.clear()
+
+    def on_output(self, site: Site, tensor: Tensor) -> None:
+        info = self._infos(site)
+        if info is not None and is_spatial(info):
+            # A true copy: to() alone would hand back the model's own tensor when it is float32 already.
+            self._activations[site] = to_nchw(tensor, info.layout, info.grid).to(torch.float32, copy=True)
+
+    def on_gradient(self, site: Site, tensor: Tensor, objective: str) -> None:
+        info, activation = self._infos(site), self._activations.get(site)
+        if info is None or activation is None:
+            return
+        gradient = to_nchw(tensor, info.layout, info.grid).float()
+        flat = (gradient.abs().amax(dim=(1, 2, 3)) == 0).tolist()
+        for method in self._methods:
+            raw = method.compute(activation, gradient)
+            statuses = [_status(raw[i], zero_gradient=flat[i]) for i in range(len(flat))]
+            self._maps[site, method.name, objective] = raw.clamp(min=0).cpu(), statuses
+
+    def fill(self, unreached: Mapping[str, frozenset[Site]]) -> None:
+        """Give sites that an objective does not depend on their (all zero) maps, said to be `zero-gradient`."""
+        for objective, sites in unreached.items():
+            for site in sites & self._activations.keys() if objective in self.objectives else ():
+                pictures, _, height, width = self._activations[site].shape
+                for method in self._methods:
+                    zeros = torch.zeros(pictures, height, width)
+                    self._maps[site, method.name, objective] = zeros, [MapStatus.ZERO_GRADIENT] * pictures
+
+    def artifacts(self) -> Iterator[SiteMap]:
+        """The maps of the latest batch: by picture, then objective, layer and method."""
+        pictures = max((len(statuses) for _, statuses in self._maps.values()), default=0)
+        for image in range(pictures):
+            for (site, method, objective), (maps, statuses) in self._maps.items():
+                values = maps[image].numpy()
+                finite = values[np.isfinite(values)]
+                low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
+                yield SiteMap(image, site, method, objective, values, low, high, statuses[image])
+        self._activations.clear()
+        self._maps = {}
+
+
+class GradientReachProbe(Probe):
+    """Which spatial sites a score really depends on: at which positions on the picture the gradient is not zero."""
+
+    needs = Needs(gradients=True)
+
+    def __init__(self, layers: frozenset[str], infos: Infos) -> None:
+        self.layers = layers
+        self.depended_on: set[Site] = set()
+        self._infos = infos
+
+    def on_gradient(self, site: Site, tensor: Tensor, objective: str) -> None:
+        info = self._infos(site)
+        if info is not None and is_spatial(info) and to_nchw(tensor, info.layout, info.grid).any():
+            self.depended_on.add(site)
+
+
+def _status(raw: Tensor, *, zero_gradient: bool) -> MapStatus:
+    """What a signed (h, w) map means, before its ReLU."""
+    low, high = (float(value) for value in raw.aminmax())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return MapStatus.NON_FINITE
+    if zero_gradient:
+        return MapStatus.ZERO_GRADIENT
+    if high <= 0:
+        return MapStatus.NEGATIVE_ONLY if low < 0 else MapStatus.BLANK
+    return MapStatus.OK

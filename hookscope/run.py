@@ -1,0 +1,335 @@
+"""The story of a run: model, pictures, layers, probes, passes, artefacts.
+
+Knows the order of things and nothing of their insides. Prints nothing: what a person is to be told is in the
+`Report`, and `Job.progress` is called as pictures are done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
+from itertools import chain, groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import hookscope
+from hookscope.artifacts import Heat, Tiles
+from hookscope.cam.choice import site_infos
+from hookscope.cam.targets import label_of, logits_of, probabilities_of
+from hookscope.errors import ExitCode, NothingMeasured, UsageError, worst
+from hookscope.images import Found, ImageFailure
+from hookscope.layers import LayerInfo, Selection, Site, Status, modules_by_name
+from hookscope.loading import Batch, batches, default_workers
+from hookscope.models import LoadedModel
+from hookscope.output.directory import OutputDir
+from hookscope.output.manifest import Manifest
+from hookscope.output.writers import PictureOptions, Place, write, write_document, write_table
+from hookscope.runner import Objective, Pass, Runner, list_layers, running
+from hookscope.tasks import Conclusion, Subject, Task
+
+_TOP = 5
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a task's pictures are drawn, and whether the originals are needed for it."""
+
+    picture: PictureOptions = PictureOptions()
+    overlay: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a run needs, resolved: a loaded model, found pictures, tasks, and where the files go.
+
+    `drawing`: how each task's pictures are drawn, by the task's name. `options`: for the manifest.
+    """
+
+    command: str
+    loaded: LoadedModel
+    found: Found
+    tasks: Sequence[Task]
+    out: OutputDir
+    drawing: Mapping[str, Drawing]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int = 8
+    workers: int | None = None
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a run ended: the manifest as it was written, the exit code, and lines for a person."""
+
+    manifest: Manifest
+    exit_code: ExitCode
+    lines: tuple[str, ...] = ()
+
+
+def execute(job: Job) -> Report:
+    """Run the job to its end; files are written as they are made, the manifest last.
+
+    Raises:
+        HookscopeError: the run cannot go on; what was already written stays, with its journal.
+    """
+    job.out.check()
+    for task in job.tasks:
+        task.select(job.loaded.module)
+    return _Run(job).execute()
+
+
+def plan(job: Job) -> Report:
+    """What `execute` would do, without running the model or writing anything (`--dry-run`)."""
+    job.out.check()
+    selections = {task.name: task.select(job.loaded.module) for task in job.tasks}
+    chosen = {name for selection in selections.values() if selection for name in selection.names}
+    modules = modules_by_name(job.loaded.module)
+    layers = [{"layer": name, "type": type(modules[name]).__name__} for name in modules if name in chosen]
+    images = [{"path": ref.path, "status": "pending", "error": None, "top": []} for ref in job.found.refs]
+    patterns: dict[str, Sequence[str]] = {}
+    for selection in selections.values():
+        patterns |= selection.patterns if selection else {}
+    manifest = _manifest(job, patterns=patterns, images=[*images, *map(_failure, job.found.failures)], layers=layers)
+    code = ExitCode.IMAGES if job.found.failures else ExitCode.OK
+    return Report(manifest, code)
+
+
+class _Run:
+    """One execution of a job: what has been learnt and written so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.subject = Subject(job.loaded.module, job.loaded.categories)
+        self.selection = Selection(())
+        self.patterns: dict[str, Sequence[str]] = {}
+        self.images: dict[int, dict[str, Any]] = {}
+        self.lines: list[str] = []
+        self.warnings: list[str] = list(job.loaded.warnings)
+        self.codes = [ExitCode.IMAGES] if job.found.failures else [ExitCode.OK]
+        self._known: dict[tuple[int, ...], list[LayerInfo]] = {}
+
+    def execute(self) -> Report:
+        with _Writers() as writers:
+            for shape, group in groupby(self._batches(), key=_shape):
+                if shape is None:
+                    deque(map(self._record_failures, group), maxlen=0)
+                else:
+                    self._measure_group(group, writers)
+        if not self.selection.names:
+            self.job.out.begin()
+        return self._finish([self._concluded(task) for task in self.job.tasks if self.selection.names])
+
+    def _batches(self) -> Iterator[Batch]:
+        job = self.job
+        return batches(
+            job.found.refs,
+            job.loaded.preprocess,
+            size=job.batch_size,
+            workers=default_workers() if job.workers is None else job.workers,
+            keep_pictures=any(draws.overlay for draws in job.drawing.values()),
+        )
+
+    def _measure_group(self, group: Iterator[Batch], writers: _Writers) -> None:
+        """Measure batches of one picture size, so that one look at the layers serves them all."""
+        first = next(group)
+        self._look(self._entering(first)[:1])
+        probes = [task.probe() for task in self.job.tasks]
+        with running(self.subject.model, probes, self.selection) as runner:
+            for batch in chain([first], group):
+                self._measure(runner, batch, writers)
+
+    def _look(self, x: Tensor) -> None:
+        """Learn the layers' outputs for this size and, at the first, choose the layers."""
+        shape = tuple(x.shape)
+        if shape not in self._known:
+            self._known[shape] = list_layers(self.subject.model, x)
+        self.subject.layers = self._known[shape]
+        self.subject.outputs = site_infos(self.subject.layers)
+        if self.selection.names:
+            return
+        chosen = [task.choose(self.subject, x) for task in self.job.tasks]
+        names = {name for selection in chosen for name in selection.names}
+        for selection in chosen:
+            self.patterns |= selection.patterns
+        self.selection = Selection(tuple(layer.name for layer in self.subject.layers if layer.name in names))
+        self.job.out.begin()
+
+    def _measure(self, runner: Runner, batch: Batch, writers: _Writers) -> None:
+        self._record_failures(batch)
+        wanted: dict[str, Sequence[Objective]] = {}
+
+        def objectives(output: Any) -> list[Objective]:
+            wanted.update({task.name: task.objectives(output, batch) for task in self.job.tasks})
+            return [objective for each in wanted.values() for objective in each]
+
+        needs_graph = any(probe.needs.gradients for probe in runner.probes)
+        done = runner.forward(self._entering(batch), objectives if needs_graph else None)
+        self._record_pictures(batch, done)
+        for task in self.job.tasks:
+            for artefact in task.collect(done, batch):
+                writers.submit(self._write, task, artefact, batch)
+        writers.settle()
+        self.job.progress(len(self.images), len(self.job.found.refs))
+
+    def _entering(self, batch: Batch) -> Tensor:
+        job = self.job
+        layout = torch.channels_last if job.loaded.channels_last else torch.contiguous_format
+        return batch.x.to(job.device, job.dtype, memory_format=layout)
+
+    def _write(self, task: Task, artefact: Tiles | Heat, batch: Batch) -> None:
+        item = batch.items[artefact.image]
+        folder = f"{task.name}/{item.ref.key}" if len(self.job.tasks) > 1 else item.ref.key
+        place = Place(folder, item.ref.path, item.picture, item.view)
+        write(self.job.out, artefact, place, self.job.drawing[task.name].picture)
+
+    def _record_failures(self, batch: Batch) -> None:
+        for ref, failure in batch.failures:
+            self.images[ref.index] = _failure(failure)
+            self.codes.append(ExitCode.IMAGES)
+
+    def _record_pictures(self, batch: Batch, done: Pass) -> None:
+        for item, top in zip(batch.items, _tops(done.output, len(batch.items), self.subject.categories), strict=True):
+            self.images[item.ref.index] = {"path": item.ref.path, "status": "ok", "error": None, "top": top}
+
+    def _concluded(self, task: Task) -> Conclusion:
+        try:
+            conclusion = task.conclude()
+        except NothingMeasured as error:
+            self.codes.append(error.exit_code)
+            return Conclusion(warnings=(f"{task.name}: {error}",))
+        prefix = f"{task.name}/" if len(self.job.tasks) > 1 else ""
+        for table in conclusion.tables:
+            write_table(self.job.out, table, name=f"{prefix}{table.kind}", formats=("csv", "json", "md"))
+        for name, data in conclusion.documents.items():
+            write_document(self.job.out, f"{prefix}{name}", data, kind=task.name)
+        return conclusion
+
+    def _finish(self, conclusions: Sequence[Conclusion]) -> Report:
+        findings = [finding for conclusion in conclusions for finding in conclusion.findings]
+        if findings:
+            self.codes.append(ExitCode.CHECK_FAILED)
+        manifest = _manifest(
+            self.job,
+            patterns=self.patterns,
+            images=[*(self.images[index] for index in sorted(self.images)), *map(_failure, self.job.found.failures)],
+            layers=self._layer_records(conclusions),
+            findings=findings,
+            warnings=[*self.warnings, *(said for conclusion in conclusions for said in conclusion.warnings)],
+        )
+        self.job.out.finish(manifest)
+        lines = tuple(line for conclusion in conclusions for line in conclusion.lines)
+        return Report(replace(manifest, artifacts=self.job.out.records), worst(self.codes), lines)
+
+    def _layer_records(self, conclusions: Sequence[Conclusion]) -> list[dict[str, Any]]:
+        said = {site: status for conclusion in conclusions for site, status in conclusion.statuses.items() if status != "ok"}
+        chosen = set(self.selection.names)
+        return [
+            record | {"status": said.get(site, record["status"])}
+            for layer in self.subject.layers
+            if layer.name in chosen
+            for site, record in layer_records(layer)
+        ]
+
+
+class _Writers:
+    """Encodes and writes beside the model's work; never more than two batches behind."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(default_workers(), thread_name_prefix="hookscope-write")
+        self._behind: list[Future[None]] = []
+        self._now: list[Future[None]] = []
+
+    def __enter__(self) -> _Writers:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        if kind is None:
+            for future in (*self._behind, *self._now):
+                future.result()
+
+    def submit(self, function: Callable[..., None], *args: Any) -> None:
+        """Have the call made by a writer."""
+        self._now.append(self._pool.submit(function, *args))
+
+    def settle(self) -> None:
+        """Wait for all but the latest batch; raises what a writer raised."""
+        for future in self._behind:
+            future.result()
+        self._behind, self._now = self._now, []
+
+
+def layer_records(layer: LayerInfo) -> list[tuple[Site, dict[str, Any]]]:
+    """The manifest's record of every tensor that a layer returned; one without a shape where there is none."""
+    common = {"type": layer.type, "status": str(layer.status or Status.OK)}
+    if not layer.outputs:
+        site = Site(layer.name)
+        return [(site, asdict(site) | {"shape": None, "layout": ""} | common)]
+    return [
+        (output.site, asdict(output.site) | {"shape": output.shape, "layout": output.layout} | common)
+        for output in layer.outputs
+    ]
+
+
+def versions() -> dict[str, str]:
+    """What produced the numbers."""
+    return {"hookscope": hookscope.__version__, "torch": torch.__version__, "torchvision": version("torchvision")}
+
+
+def model_record(loaded: LoadedModel) -> dict[str, Any]:
+    """The model as the manifest describes it."""
+    return {
+        "name": loaded.name,
+        "weights": loaded.weights,
+        "random_weights": loaded.random_weights,
+        "parameters": loaded.parameters,
+        "preprocessing": loaded.preprocess,
+    }
+
+
+def _manifest(job: Job, **found: Any) -> Manifest:
+    return Manifest(
+        command=job.command,
+        versions=versions(),
+        model=model_record(job.loaded),
+        options=job.options,
+        **{"warnings": job.loaded.warnings, **found},
+    )
+
+
+def _failure(failure: ImageFailure) -> dict[str, Any]:
+    return {"path": failure.path, "status": "error", "error": failure.error, "top": []}
+
+
+def _tops(output: Any, pictures: int, categories: Sequence[str] | None) -> list[list[dict[str, Any]]]:
+    """The best classes of every picture; none where the model is no classifier."""
+    try:
+        logits, probabilities = logits_of(output), probabilities_of(output)
+    except UsageError:
+        return [[] for _ in range(pictures)]
+    if logits.shape[0] != pictures:
+        return [[] for _ in range(pictures)]
+    best = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices[:, :_TOP].tolist()
+    return [[_top(index, row, logits, probabilities, categories) for index in best[row]] for row in range(pictures)]
+
+
+def _top(
+    index: int, row: int, logits: Tensor, probabilities: Tensor, categories: Sequence[str] | None
+) -> dict[str, Any]:
+    return {
+        "class": index,
+        "label": label_of(index, categories),
+        "score": float(logits[row, index]),
+        "probability": float(probabilities[row, index]),
+    }
+
+
+def _shape(batch: Batch) -> tuple[int, ...] | None:
+    return tuple(batch.items[0].tensor.shape) if batch.items else None

@@ -1,0 +1,211 @@
+"""One forward pass for many probes, one backward pass for each objective.
+
+Owns the mode the model runs in (eval, cut or whole graph, precision of the input) and nothing else: it knows no
+command, no method and no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookscope.errors import ModelError
+from hookscope.hooks import Attachment, Probe, attached, preserved, unwrap
+from hookscope.layers import LayerInfo, Selection, Site, Status, all_names, modules_by_name
+from hookscope.layouts import describe
+from hookscope.probes.shapes import ShapeProbe
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A named scalar to differentiate: `scalar(output)` is a 0-dimensional tensor of the model's output."""
+
+    name: str
+    scalar: Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass: what the model returned (without a graph), and the sites no gradient came to.
+
+    `unreached[objective]` are the sites of the probes that follow it which the score does not depend on;
+    `unobservable` those whose gradient cannot be seen: their output is a view of their input, written later.
+    """
+
+    output: Any
+    sites: tuple[Site, ...]
+    unreached: dict[str, frozenset[Site]]
+    unobservable: frozenset[Site]
+    values: dict[str, float]
+
+
+class Runner:
+    """A model with probes on it, ready for any number of batches; made by `running()`."""
+
+    def __init__(self, model: nn.Module, probes: Sequence[Probe], attachment: Attachment) -> None:
+        self.model = model
+        self.probes = tuple(probes)
+        self.attachment = attachment
+        self._cuts = attachment.cut
+
+    def forward(self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None = None) -> Pass:
+        """Run the model on a batch for all probes, then one backward pass for each objective.
+
+        Args:
+            x: (N, C, H, W) on the model's device; never written to.
+            objectives: given the model's output (without a graph), the scalars to differentiate.
+
+        Raises:
+            ModelError: the model raised; its own message is passed on.
+        """
+        done = self._attempt(x, objectives)
+        if self.attachment.cut and self._needs_whole_graph(done):
+            # A place that shares memory with its input cannot be cut, and a cut whose result the model ignores
+            # says nothing: the whole graph tells the truth.
+            self._cuts = False
+            done = self._attempt(x, objectives)
+        return done
+
+    def _needs_whole_graph(self, done: Pass) -> bool:
+        return bool(self.attachment.uncuttable) or any(done.unreached.values())
+
+    def _attempt(self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None) -> Pass:
+        self.attachment.cut = self._cuts
+        for probe in self.probes:
+            probe.begin(x.shape[0])
+        with_graph = objectives is not None
+        entering = self._entering(x, with_graph=with_graph)
+        with torch.set_grad_enabled(with_graph):
+            output = _called(self.model, entering)
+        try:
+            plain = _without_graph(output)
+            chosen = list(objectives(plain)) if objectives is not None else []
+            unreached, values = self._backward(output, chosen)
+            attachment = self.attachment
+            return Pass(plain, tuple(attachment.sites), unreached, frozenset(attachment.unobservable), values)
+        finally:
+            self.attachment.forget()
+
+    def _entering(self, x: Tensor, *, with_graph: bool) -> Tensor:
+        # A copy, because the model may write into what it is given, and x may have to be run again.
+        copied = x.detach().clone()
+        if with_graph and not self.attachment.cut:
+            # Not a leaf itself: autograd refuses to write into one.
+            return copied.requires_grad_().clone()
+        return copied
+
+    def _backward(
+        self, output: Any, objectives: Sequence[Objective]
+    ) -> tuple[dict[str, frozenset[Site]], dict[str, float]]:
+        unreached: dict[str, frozenset[Site]] = {}
+        values: dict[str, float] = {}
+        for position, objective in enumerate(objectives):
+            with torch.enable_grad():
+                scalar = objective.scalar(output)
+            values[objective.name] = float(scalar.detach())
+            last = position == len(objectives) - 1
+            reached = self.attachment.differentiate(objective.name, scalar, keep_graph=not last)
+            unreached[objective.name] = self._followed(objective.name) - reached
+        return unreached, values
+
+    def _followed(self, objective: str) -> frozenset[Site]:
+        followers = [p for p in self.probes if p.needs.gradients and p.follows(objective)]
+        sites = self.attachment.sites
+        return frozenset(site for site in sites if any(probe.hears(site.layer) for probe in followers))
+
+
+@contextmanager
+def running(
+    model: nn.Module, probes: Sequence[Probe], layers: str | Iterable[str] | Selection = "**"
+) -> Iterator[Runner]:
+    """A `Runner` over the model in eval mode; the model is left exactly as it was found.
+
+    The graph is cut at the first chosen layer unless a probe needs the gradients of parameters or of inputs;
+    works inside `no_grad` and `inference_mode`, and with frozen parameters.
+    """
+    model, _ = unwrap(model)
+    cut = not any(probe.needs.param_gradients or probe.needs.input_gradients for probe in probes)
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(preserved(model))
+        model.eval()
+        if cut:
+            model.requires_grad_(False)
+        attachment = stack.enter_context(attached(model, probes, layers, cut=cut))
+        yield Runner(model, probes, attachment)
+
+
+def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
+    """Every module once, in model order; with `x`, also what each call of it returned.
+
+    Args:
+        model: any module.
+        x: (N, C, H, W) input for one forward pass, on the model's device. Without it nothing is run, and
+            `calls`, `outputs` and `status` stay unknown.
+
+    Raises:
+        ModelError: the model raised on `x`.
+    """
+    model, _ = unwrap(model)
+    if x is None:
+        return _static_infos(model)
+    probe = ShapeProbe()
+    everything = Selection(tuple(all_names(model)))
+    with running(model, [probe], everything) as runner:
+        runner.forward(x)
+        statuses = {name: runner.attachment.status(name) for name in everything.names}
+    outputs: dict[str, list[Any]] = {}
+    for info in describe(probe.records, modules_by_name(model), tuple(x.shape)):
+        outputs.setdefault(info.site.layer, []).append(info)
+    return [_with_run(info, outputs.get(info.name, []), statuses[info.name]) for info in _static_infos(model)]
+
+
+def _with_run(info: LayerInfo, outputs: list[Any], status: Status) -> LayerInfo:
+    from dataclasses import replace
+
+    calls = len({output.site.call for output in outputs})
+    if status is Status.NO_TENSOR:
+        calls = 1
+    return replace(info, calls=calls, outputs=tuple(outputs), status=status)
+
+
+def _static_infos(model: nn.Module) -> list[LayerInfo]:
+    modules = modules_by_name(model)
+    return [
+        LayerInfo(
+            name=name,
+            type=type(modules[name]).__name__,
+            parameters=_parameter_count(modules[name]),
+            aliases=aliases,
+        )
+        for name, aliases in all_names(model).items()
+    ]
+
+
+def _parameter_count(module: nn.Module) -> int:
+    uninitialized = nn.parameter.UninitializedParameter
+    return sum(p.numel() for p in module.parameters() if not isinstance(p, uninitialized))
+
+
+def _called(model: nn.Module, x: Tensor) -> Any:
+    try:
+        return model(x)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or "no message"
+        raise ModelError(
+            f"the model raised {type(error).__name__} on an input of shape {tuple(x.shape)}: {reason[:300]}",
+            "--input-size, --resize and --crop set the size; --debug shows where",
+        ) from error
+
+
+def _without_graph(output: Any) -> Any:
+    from hookscope.hooks import rebuilt, tensors_in
+
+    return rebuilt(output, {path: tensor.detach().clone() for path, tensor in tensors_in(output)})

@@ -1,0 +1,89 @@
+"""What a command does with a run: which layers and objectives it wants, and what it makes of a batch.
+
+A task turns flags into a probe and objectives, and what the probe kept into artefacts. The passes are the
+runner's, the files are the writers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, Status
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hookscope.artifacts import Heat, Table, Tiles
+    from hookscope.hooks import Probe
+    from hookscope.loading import Batch
+    from hookscope.runner import Objective, Pass
+
+
+@dataclass
+class Subject:
+    """The model under inspection and what is known of it: layers and outputs for the latest picture size."""
+
+    model: nn.Module
+    categories: tuple[str, ...] | None
+    layers: Sequence[LayerInfo] = ()
+    outputs: Mapping[Site, OutputInfo] = field(default_factory=dict)
+
+    def info(self, site: Site) -> OutputInfo | None:
+        """What is known of a site."""
+        return self.outputs.get(site)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check that did not pass: which rule, where, the value, its limit, and what that means."""
+
+    rule: str
+    severity: str
+    layer: str
+    value: float
+    limit: float
+    message: str
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a task has to say after the last batch."""
+
+    tables: tuple[Table, ...] = ()
+    documents: Mapping[str, bytes] = field(default_factory=dict)
+    statuses: Mapping[Site, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    warnings: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+class Task(Protocol):
+    """One command's part in a run."""
+
+    name: str
+
+    def select(self, model: nn.Module) -> Selection | None:
+        """The layers that the patterns choose, before anything is run; `None`: decided by `choose`."""
+
+    def choose(self, subject: Subject, x: Tensor) -> Selection:
+        """The layers to attach to, after one look at what the first picture, (1, C, H, W), gave."""
+
+    def probe(self) -> Probe:
+        """The probe, once the layers are chosen."""
+
+    def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
+        """What to differentiate for this batch, given the model's output."""
+
+    def collect(self, done: Pass, batch: Batch) -> Iterable[Tiles | Heat]:
+        """Artefacts of one batch; their `image` is the place in the batch."""
+
+    def conclude(self) -> Conclusion:
+        """What is left to say when all batches are done."""
+
+
+def worst_status(statuses: Iterable[str]) -> str:
+    """The status of a site over all pictures: `ok` where any map is, else the first that is said."""
+    said = list(statuses)
+    return str(Status.OK) if not said or str(Status.OK) in said else said[0]

@@ -1,0 +1,123 @@
+"""`gradcam`: class-activation maps of every picture, target, layer and method, from one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hookscope.artifacts import Heat, Target
+from hookscope.cam.choice import default_layer, spatial_selection
+from hookscope.cam.methods import method
+from hookscope.cam.targets import TargetSpec, described, logits_of, parse_targets, score_objective
+from hookscope.layers import Selection, Site, select
+from hookscope.probes.cam import CamProbe
+from hookscope.runner import Objective
+from hookscope.tasks import Conclusion, Subject, worst_status
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hookscope.hooks import Probe
+    from hookscope.loading import Batch
+    from hookscope.runner import Pass
+
+
+@dataclass(frozen=True)
+class GradcamOptions:
+    """The flags of `hookscope gradcam` that decide which maps are made."""
+
+    layer: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    method: tuple[str, ...] = ("gradcam",)
+    target: tuple[str, ...] = ("top1",)
+
+
+class GradcamTask:
+    """Explains class scores by layers."""
+
+    name = "gradcam"
+
+    def __init__(self, options: GradcamOptions) -> None:
+        self._options = options
+        self._methods = [method(name) for name in dict.fromkeys(options.method)]
+        self._specs: tuple[TargetSpec, ...] = ()
+        self._subject: Subject | None = None
+        self._probe: CamProbe | None = None
+        self._targets: dict[str, list[Target]] = {}
+        self._statuses: dict[Site, list[str]] = {}
+        self._unobservable: set[Site] = set()
+        self._chosen_by_default = ""
+
+    def select(self, model: nn.Module) -> Selection | None:
+        return select(model, self._options.layer, self._options.exclude) if self._options.layer else None
+
+    def choose(self, subject: Subject, x: Tensor) -> Selection:
+        self._subject = subject
+        self._specs = parse_targets(self._options.target, subject.categories)
+        selection = self.select(subject.model)
+        if selection is None:
+            self._chosen_by_default = default_layer(subject.model, x, subject.outputs, self._scores)
+            selection = Selection((self._chosen_by_default,))
+        chosen = spatial_selection(selection, subject.outputs)
+        names = frozenset(spec.name for spec in self._specs)
+        self._probe = CamProbe(frozenset(chosen.names), subject.info, self._methods, names)
+        return chosen
+
+    def probe(self) -> Probe:
+        return self._made()
+
+    def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
+        categories = self._subject.categories if self._subject else None
+        logits = logits_of(output)
+        chosen = [(spec, spec.classes(logits)) for spec in self._specs]
+        self._targets = {spec.name: described(spec, classes, output, categories) for spec, classes in chosen}
+        return [score_objective(spec, classes) for spec, classes in chosen]
+
+    def collect(self, done: Pass, batch: Batch) -> Iterable[Heat]:
+        probe = self._made()
+        probe.fill(done.unreached)
+        self._unobservable |= done.unobservable
+        seen: set[tuple[int, Site, str, int]] = set()
+        for found in probe.artifacts():
+            target = self._targets[found.objective][found.image]
+            self._statuses.setdefault(found.site, []).append(_site_status(str(found.status)))
+            # `top1` and the same class by its id are one map.
+            key = (found.image, found.site, found.method, target.index)
+            if key not in seen:
+                seen.add(key)
+                yield Heat(
+                    kind=self.name,
+                    image=found.image,
+                    site=found.site,
+                    method=found.method,
+                    values=found.values,
+                    minimum=found.minimum,
+                    maximum=found.maximum,
+                    status=found.status,
+                    target=target,
+                )
+
+    def conclude(self) -> Conclusion:
+        statuses = {site: worst_status(said) for site, said in self._statuses.items()}
+        warnings = [f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
+                    for site in sorted(self._unobservable)]
+        flat = [str(site) for site, status in statuses.items() if status == "zero-gradient"]
+        if flat:
+            warnings.append(f"{', '.join(flat)}: the score's gradient is zero at every position of the picture")
+        lines = (f"layer {self._chosen_by_default} (the last one with a spatial output that the score depends on)",)
+        return Conclusion(
+            statuses=statuses, warnings=tuple(warnings), lines=lines if self._chosen_by_default else ()
+        )
+
+    def _scores(self, output: Any) -> list[Objective]:
+        logits = logits_of(output)
+        return [score_objective(spec, spec.classes(logits)) for spec in self._specs]
+
+    def _made(self) -> CamProbe:
+        assert self._probe is not None, "choose() comes first"
+        return self._probe
+
+
+def _site_status(status: str) -> str:
+    return status if status in ("zero-gradient", "non-finite") else "ok"
