@@ -92,9 +92,20 @@ class OutputError(HookscopeError):
 def near_misses(name: str, known: Iterable[str], count: int = 3) -> str:
     """`did you mean 'a', 'b'?`, or an empty string when nothing is near."""
     candidates = list(dict.fromkeys(known))
-    by_lower = {}
+    by_lower: dict[str, str] = {}
     for candidate in candidates:
         by_lower.setdefault(candidate.lower(), candidate)
     close = difflib.get_close_matches(name.lower(), by_lower, n=count, cutoff=0.6)
     names = [repr(by_lower[key]) for key in close]
     return f"did you mean {', '.join(names)}?" if names else ""
+
+
+def check_choice(flag: str, value: str, known: Iterable[str]) -> None:
+    """Nothing, where the value is one of those known.
+
+    Raises:
+        UsageError: it is not; the nearest, or all of them, are in the hint.
+    """
+    known = list(known)
+    if value not in known:
+        raise UsageError(f"{flag} {value!r} is unknown", near_misses(value, known) or f"one of {', '.join(known)}")

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.parameter import UninitializedBuffer
 
 from hookscope.layers import Selection, Site, Status, modules_by_name, select
 
@@ -326,7 +327,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
             for module, training in modes:
                 module.training = training
             for parameter, requires_grad, gradient in flags:
-                parameter.requires_grad_(requires_grad)
+                # By assignment: requires_grad_() refuses a lazy module's parameter that has no shape yet.
+                parameter.requires_grad = requires_grad
                 parameter.grad = gradient
             _restore_buffers(buffers)
 
@@ -459,11 +461,15 @@ def _snapshot_buffers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any],
         if not module._buffers:
             continue
         for buffer in module._buffers.values():
-            if buffer is not None and id(buffer) not in copies:
+            if _has_values(buffer) and id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
         originals = dict(module._buffers)
-        snapshot.append((module, originals, {n: copies[id(b)] for n, b in originals.items() if b is not None}))
+        snapshot.append((module, originals, {n: copies[id(b)] for n, b in originals.items() if id(b) in copies}))
     return snapshot
+
+
+def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
+    return buffer is not None and not isinstance(buffer, UninitializedBuffer)
 
 
 def _restore_buffers(snapshot: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> None:

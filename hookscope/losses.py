@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from hookscope.cam.targets import logits_of, raw_scores, score_sum
 from hookscope.errors import UsageError, near_misses
-from hookscope.runner import Objective
 
-LossFunction = Callable[[Any, Any], Tensor]
+# The registry below is what `--help` shows, so torch is imported inside the functions.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookscope.runner import Objective
+
+LossFunction = Callable[[Any, Any], "Tensor"]
 
 
 def cross_entropy(output: Any, targets: Tensor) -> Tensor:
     """Mean cross-entropy of the class scores, in float32 at least; of a single score, the binary one."""
+    import torch
+    import torch.nn.functional as F
+
+    from hookscope.cam.targets import raw_scores
+
     scores = raw_scores(output)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if scores.dim() == 1 or scores.shape[1] == 1:
@@ -27,6 +32,8 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
 
 def score(output: Any, targets: Tensor) -> Tensor:
     """Mean score (logit) of the target class."""
+    from hookscope.cam.targets import score_sum
+
     return score_sum(output, targets) / len(targets)
 
 
@@ -54,6 +61,7 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
     Raises:
         UsageError: (when differentiated) the loss raised, or is not one number.
     """
+    from hookscope.runner import Objective
 
     def scalar(output: Any) -> Tensor:
         wanted = predictions(output) if targets is None else targets
@@ -63,7 +71,9 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
             raise
         except Exception as error:
             raise UsageError(f"the loss raised {type(error).__name__}: {error}", "--debug shows where") from error
-        if not isinstance(value, Tensor) or value.numel() != 1:
+        import torch
+
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
             raise UsageError(f"the loss gave {_described(value)}, not one number", "return a mean over the pictures")
         return value.reshape(())
 
@@ -72,8 +82,12 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
 
 def predictions(output: Any) -> Tensor:
     """(N,) the best class of every picture."""
+    from hookscope.cam.targets import logits_of
+
     return logits_of(output).detach().argmax(dim=1)
 
 
 def _described(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    import torch
+
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

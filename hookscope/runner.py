@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookscope.errors import ModelError
+from hookscope.errors import HookscopeError, ModelError
 from hookscope.hooks import Attachment, Probe, attached, preserved, unwrap
 from hookscope.layers import LayerInfo, Selection, Site, Status, all_names, modules_by_name
 from hookscope.layouts import describe
@@ -135,7 +135,8 @@ def running(
         stack.enter_context(preserved(model))
         model.eval()
         if cut:
-            model.requires_grad_(False)
+            for parameter in model.parameters():
+                parameter.requires_grad = False
         attachment = stack.enter_context(attached(model, probes, layers, cut=cut))
         yield Runner(model, probes, attachment)
 
@@ -195,7 +196,7 @@ def _parameter_count(module: nn.Module) -> int:
 def _called(model: nn.Module, x: Tensor) -> Any:
     try:
         return model(x)
-    except (KeyboardInterrupt, MemoryError):
+    except (HookscopeError, MemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or "no message"

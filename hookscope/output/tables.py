@@ -54,17 +54,12 @@ def to_markdown(table: Table) -> str:
 
 
 def to_json_table(table: Table) -> str:
-    """An object with `kind`, `title`, `columns`, `rows` (an object each), `notes` and `data`."""
+    """The table's own `data` where it has any; else an object with `kind`, `title`, `columns`, `rows`, `notes`."""
+    if table.data:
+        return to_json(table.data)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return to_json(
-        {
-            "kind": table.kind,
-            "title": table.title,
-            "columns": table.columns,
-            "rows": rows,
-            "notes": table.notes,
-            "data": table.data,
-        }
+        {"kind": table.kind, "title": table.title, "columns": table.columns, "rows": rows, "notes": table.notes}
     )
 
 

@@ -101,13 +101,18 @@ def write_heat(
 def write_table(
     out: OutputDir, table: Table, *, name: str = "", formats: Sequence[str] = ("csv", "json")
 ) -> tuple[Record, ...]:
-    """The records of the table in each of the formats, as `name` (the table's kind where empty)."""
-    stem = safe_name(name or table.kind)
+    """The records of the table in each of the formats, as `name` (`/` between folders; the kind where empty)."""
+    stem = "/".join(map(safe_name, (name or table.kind).split("/")))
     files = [
         (f"{stem}.{kind}", tables.table(table, kind).encode("utf-8", "backslashreplace"), "table")
         for kind in formats
     ]
     return _write_all(out, files, {"kind": table.kind, "status": "ok"})
+
+
+def write_document(out: OutputDir, name: str, data: bytes, *, kind: str) -> Record:
+    """The record of a file that was encoded elsewhere, such as a plot."""
+    return out.write(name, data, kind=kind, part="plot", format=name.rpartition(".")[2], status="ok")
 
 
 def write(

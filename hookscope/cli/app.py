@@ -1,0 +1,93 @@
+"""The application and its error boundary: every way a command can end becomes an exit code here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+import hookscope
+from hookscope.cli import commands, talk
+from hookscope.cli.flags import with_groups
+from hookscope.errors import ExitCode, HookscopeError
+
+app = typer.Typer(
+    name="hookscope",
+    help="See inside PyTorch image models.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        talk.say(f"hookscope {hookscope.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        talk.say(context.get_help())
+
+
+for _command in commands.COMMANDS:
+    app.command(_command.__name__)(with_groups(_command))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; prints errors, never raises one."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        # The reader, say `head`, has had enough; the interpreter must not complain while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+    except BaseException as error:
+        if debug and not isinstance(error, (SystemExit, KeyboardInterrupt)):
+            import traceback
+
+            traceback.print_exc()
+        return _ended(error)
+
+
+def _ended(error: BaseException) -> int:
+    if isinstance(error, HookscopeError):
+        talk.complain("error", error.message, error.hint)
+        return int(error.exit_code)
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        talk.complain("error", "interrupted", "what was finished is kept and listed in .hookscope.jsonl")
+        return int(ExitCode.INTERRUPTED)
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(ExitCode.BUG)
+    usage = _usage_message(error)
+    if usage:
+        talk.complain("error", *usage)
+        return int(ExitCode.USAGE)
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    talk.complain("error", f"unexpected {what}", "this is a bug in hookscope: --debug shows where")
+    return int(ExitCode.BUG)
+
+
+def _usage_message(error: BaseException) -> tuple[str, str] | None:
+    """What typer found wrong with the flags, and where to read about them."""
+    describe: Callable[[], str] | None = getattr(error, "format_message", None)
+    if describe is None:
+        return None
+    context: Any = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "hookscope"
+    message = " ".join(describe().split())
+    return message[:1].lower() + message[1:], f"{path} --help"

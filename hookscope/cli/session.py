@@ -1,0 +1,208 @@
+"""From flags to a run: what every command that looks at pictures shares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hookscope.cli import talk
+from hookscope.cli.flags import LayerFlags, ModelFlags, OutputFlags, PictureFlags, PreprocessFlags, RunFlags, TalkFlags
+from hookscope.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from hookscope.images import Found
+    from hookscope.models import LoadedModel
+    from hookscope.run import Drawing, Job, Report
+    from hookscope.tasks import Task
+
+
+class ProbeFlags(Protocol):
+    """A command's own flags: they know what task they mean and how its pictures are drawn."""
+
+    def task(self, shared: Shared) -> Task:
+        """The task."""
+
+    def drawing(self) -> Drawing:
+        """How its pictures are drawn."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The flags that commands share, as parsed."""
+
+    layers: LayerFlags
+    model: ModelFlags
+    preprocess: PreprocessFlags
+    pictures: PictureFlags
+    run: RunFlags
+    output: OutputFlags
+    talk: TalkFlags
+
+
+def inspect(
+    command: str, spec: str, images: Sequence[str] | None, shared: Shared, probes: dict[str, ProbeFlags]
+) -> int:
+    """Run the probes on the pictures and say how it went; returns the exit code."""
+    from hookscope.run import execute, plan
+
+    tasks = {name: flags.task(shared) for name, flags in probes.items()}
+    found_of = _finder(spec, images or (), shared.pictures)
+    with talk.ProgressBar(quiet=shared.talk.quiet or shared.talk.as_json) as bar:
+        job = _job(command, spec, images, shared, probes, tasks, found_of, bar)
+        report = plan(job) if shared.talk.dry_run else execute(job)
+    _tell(report, job, shared.talk)
+    return int(report.exit_code)
+
+
+def load(spec: str, shared_model: ModelFlags, preprocess: PreprocessFlags, seed: int) -> LoadedModel:
+    """The model that the flags describe; random weights come from the seed."""
+    import torch
+
+    from hookscope.models import load_model, parse_model_arg, resolve_device
+
+    torch.manual_seed(seed)
+    return load_model(
+        spec,
+        weights=shared_model.weights,
+        device=resolve_device(shared_model.device),
+        model_args=dict(map(parse_model_arg, shared_model.model_arg)),
+        labels=shared_model.labels,
+        precision=shared_model.precision,
+        resize=_size("--resize", preprocess.resize),
+        crop=_size("--crop", preprocess.crop),
+        mean=_numbers("--mean", preprocess.mean),
+        std=_numbers("--std", preprocess.std),
+    )
+
+
+def _finder(spec: str, images: Sequence[str], flags: PictureFlags) -> Any:
+    """How to find the pictures once the model's classes are known; what needs no model is checked at once."""
+    if images and flags.dataset is not None:
+        raise UsageError("both pictures and --dataset are given", "give one of them")
+    if not images and flags.dataset is None and spec != "demo":
+        raise UsageError("no pictures are given", "name files, directories or quoted globs, or --dataset DIR")
+
+    def found(loaded: LoadedModel) -> Found:
+        from hookscope.images import find, find_dataset
+        from hookscope.models import demo_photos
+
+        if flags.dataset is not None:
+            return find_dataset(flags.dataset, loaded.categories, flags.limit)
+        return find(images or [str(photo) for photo in demo_photos()], flags.limit)
+
+    return found
+
+
+def _job(
+    command: str,
+    spec: str,
+    images: Sequence[str] | None,
+    shared: Shared,
+    probes: dict[str, ProbeFlags],
+    tasks: dict[str, Task],
+    found_of: Any,
+    bar: talk.ProgressBar,
+) -> Job:
+    from hookscope.models import resolve_device, resolve_precision
+    from hookscope.output.directory import OutputDir
+    from hookscope.run import Job
+
+    out = shared.output.out
+    place = Path(out) if out is not None else Path("hookscope-out") / command
+    directory = OutputDir(
+        place, command=command, overwrite=shared.output.overwrite, default_place=out is None
+    )
+    directory.check()
+    loaded = load(spec, shared.model, shared.preprocess, shared.run.seed)
+    return Job(
+        command=command,
+        loaded=loaded,
+        found=found_of(loaded),
+        tasks=tuple(tasks.values()),
+        out=directory,
+        drawing={name: flags.drawing() for name, flags in probes.items()},
+        options=_resolved(spec, images, shared, probes),
+        batch_size=shared.run.batch_size,
+        workers=shared.run.workers,
+        device=resolve_device(shared.model.device),
+        dtype=resolve_precision(shared.model.precision),
+        progress=bar.update,
+    )
+
+
+def _resolved(
+    spec: str, images: Sequence[str] | None, shared: Shared, probes: dict[str, ProbeFlags]
+) -> dict[str, Any]:
+    """Every option that bears on the numbers; where they are written, and how much is said, does not."""
+    options: dict[str, Any] = {"model": spec, "images": list(images or ())}
+    for group in (shared.layers, shared.model, shared.preprocess, shared.pictures, shared.run):
+        options |= asdict(group)
+    own = {name: asdict(flags) for name, flags in probes.items()}  # type: ignore[call-overload]
+    return options | (next(iter(own.values())) if len(own) == 1 else own)
+
+
+def _tell(report: Report, job: Job, flags: TalkFlags) -> None:
+    manifest = report.manifest
+    for warning in () if flags.quiet else manifest.warnings:
+        talk.complain("warning", warning)
+    for record in manifest.images:
+        if record["status"] == "error":
+            talk.complain("error", record["error"])
+    for finding in manifest.findings:
+        talk.complain("error", finding.message)  # type: ignore[attr-defined]
+    if flags.as_json:
+        talk.say_json(manifest)
+    elif not flags.quiet:
+        _tell_results(report, job, flags)
+
+
+def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
+    manifest = report.manifest
+    if flags.dry_run:
+        for pattern, names in manifest.patterns.items():
+            talk.say(f"{pattern}: {', '.join(names)}")
+        talk.say(f"{len(job.found.refs)} pictures, {len(manifest.layers)} layers, to {job.out.path}; nothing was run")
+        return
+    for record in manifest.images:
+        if record["status"] == "ok":
+            talk.say(talk.top_line(record))
+    for line in report.lines:
+        talk.say(line)
+    if flags.verbose:
+        for record in manifest.artifacts:
+            talk.say(str(job.out.path / record["path"]))
+    _tell_odd(manifest.artifacts)
+    talk.say(f"{len(manifest.artifacts)} files in {job.out.path}")
+
+
+def _tell_odd(artifacts: Sequence[Any]) -> None:
+    counts: dict[str, int] = {}
+    for record in artifacts:
+        if record["status"] != "ok" and record["part"] == "heatmap":
+            counts[record["status"]] = counts.get(record["status"], 0) + 1
+    for status, count in sorted(counts.items()):
+        talk.say(f"{count} map{'s' if count > 1 else ''} {status}")
+
+
+def _size(flag: str, text: str | None) -> int | tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = text.lower().split("x")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"{flag} {text!r} is not a size", "N, or HEIGHTxWIDTH")
+    numbers = [int(part) for part in parts]
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+
+
+def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{flag} {text!r} is not a list of numbers", "such as 0.485,0.456,0.406") from None
+
+
+__all__ = ["ExitCode", "ProbeFlags", "Shared", "inspect", "load"]

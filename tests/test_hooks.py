@@ -1,0 +1,432 @@
+"""Values and gradients at every site are the model's own, and the model is left as it was found."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import nets
+from hookscope.errors import ModelError, UsageError
+from hookscope.hooks import Needs, Probe, attached, preserved, rebuilt, tensors_in
+from hookscope.layers import Site, Status
+from hookscope.runner import Objective, running
+from truth import Recorder, reference, score
+
+OBJECTIVE = Objective("score", score)
+
+
+def observe(model, x, layers="**", *, params=True):
+    recorder = Recorder(params=params)
+    with running(model, [recorder], layers) as runner:
+        done = runner.forward(x, lambda output: [OBJECTIVE])
+    return recorder, done
+
+
+@pytest.mark.parametrize("params", [True, False], ids=["whole-graph", "cut-graph"])
+@pytest.mark.parametrize("make", nets.AWKWARD.values(), ids=nets.AWKWARD)
+def test_every_value_and_gradient_is_that_of_a_twin_without_in_place_ops(make, params):
+    model, x = nets.seeded(make), nets.picture()
+    if make is nets.AWKWARD["in-place-ignored"] or make is nets.AWKWARD["identity-in-place"]:
+        pytest.skip("no twin: without its side effect this net computes something else; see the tests below")
+    values, gradients = reference(model, x)
+    seen, _ = observe(model, x, ["**", "."], params=params)
+    assert seen.outputs.keys() == values.keys()
+    for site, value in values.items():
+        # Not to the bit: torch's linear takes another kernel when its weight needs no gradient.
+        torch.testing.assert_close(seen.outputs[site], value, rtol=1e-6, atol=1e-6, msg=str(site))
+    expected = {site: g for site, g in gradients.items() if g is not None}
+    assert seen.gradients.keys() == expected.keys()
+    for site, gradient in expected.items():
+        torch.testing.assert_close(seen.gradients[site], gradient, msg=str(site))
+
+
+def test_an_ignored_in_place_result_has_no_gradient_path_and_the_model_computes_the_same():
+    model, x = nets.seeded(nets.InPlaceIgnored), nets.picture()
+    plain = model(x)
+    for params in (True, False):
+        seen, done = observe(model, x, params=params)
+        torch.testing.assert_close(done.output, plain, rtol=0, atol=0)
+        conv = model.conv(x)
+        torch.testing.assert_close(seen.outputs[Site("conv")], conv.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(seen.outputs[Site("relu")], conv.detach().relu(), rtol=0, atol=0)
+        # By hand: the score goes through the rectified values alone.
+        rectified = conv.detach().relu().requires_grad_()
+        (wanted,) = torch.autograd.grad(score(model.fc(rectified.mean((2, 3)))), rectified)
+        torch.testing.assert_close(seen.gradients[Site("relu")], wanted)
+        torch.testing.assert_close(seen.gradients[Site("conv")], wanted * (conv > 0))
+
+
+def test_an_identity_whose_output_is_then_doubled_in_place_is_not_replaced():
+    model, x = nets.seeded(nets.IdentityThenInPlace), nets.picture()
+    plain = model(x)
+    y = model.conv(x).detach().requires_grad_()
+    (wanted,) = torch.autograd.grad(score(model.fc((y * 2 + y * 2).mean((2, 3)))), y)
+    for params in (True, False):
+        seen, done = observe(model, x, params=params)
+        torch.testing.assert_close(done.output, plain, rtol=0, atol=0)
+        torch.testing.assert_close(seen.outputs[Site("same")], y.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(seen.gradients[Site("same")], wanted)
+        torch.testing.assert_close(seen.gradients[Site("conv")], wanted)
+    only, _ = observe(model, x, "same", params=False)
+    torch.testing.assert_close(only.gradients[Site("same")], wanted)
+
+
+def test_a_relu_used_three_times_has_three_sites_in_order():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    seen, done = observe(model, x, "relu", params=False)
+    assert [str(site) for site in done.sites] == ["relu", "relu@1", "relu@2"]
+    assert set(seen.gradients) == {Site("relu", call) for call in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"),
+    [("tuple", ["0", "1.0"]), ("dict", ["out", "aux"]), ("list", ["0", "1"]), ("named", ["0", "1"])],
+)
+def test_nested_outputs_are_told_by_path_and_keep_their_type(kind, paths):
+    model, x = nets.seeded(lambda: nets.NestedOutput(kind)), nets.picture()
+    plain = type(model.inner(x))
+    kept = []
+    recorder = Recorder(params=False)
+    with running(model, [recorder], "inner") as runner:
+        handle = model.register_forward_hook(lambda m, a, o: None)
+        inner = model.inner.register_forward_hook(lambda m, a, o: kept.append(type(o)))
+        done = runner.forward(x, lambda output: [OBJECTIVE])
+        handle.remove()
+        inner.remove()
+    assert [site.output for site in done.sites] == paths
+    assert kept == [plain]
+    assert {site.output for site in recorder.gradients} == set(paths)
+
+
+def test_inputs_are_what_the_layer_received_before_in_place_ops():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    seen, _ = observe(model, x)
+    torch.testing.assert_close(seen.inputs[Site("relu", 0, "0")], model.a(x).detach(), rtol=0, atol=0)
+    assert seen.inputs[Site("relu", 0, "0")].min() < 0 <= seen.outputs[Site("relu")].min()
+
+
+def test_input_gradients_are_the_total_over_all_uses():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.branch = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+
+        def forward(self, x):
+            y = self.stem(x)
+            return y + self.branch(y)
+
+    model = Residual()
+    with torch.no_grad():
+        model.stem.weight.fill_(1.0)
+        model.branch.weight.fill_(-0.441)
+    seen, _ = observe(model, torch.ones(1, 1))
+    # By hand: 1 through the sum and -0.441 through the branch, times the weight of one output, 0.5.
+    assert seen.input_gradients[Site("branch", 0, "0")].item() == pytest.approx(0.5 * (1 - 0.441))
+
+
+def test_parameter_gradients_equal_autograd_and_a_missing_path_is_none():
+    model, x = nets.seeded(nets.NeverCalled), nets.picture()
+    seen, _ = observe(model, x)
+    named = dict(model.named_parameters())
+    wanted = torch.autograd.grad(score(model(x)), list(named.values()), allow_unused=True)
+    for name, gradient in zip(named, wanted, strict=True):
+        if gradient is None:
+            assert seen.params[name] is None
+        else:
+            torch.testing.assert_close(seen.params[name], gradient)
+    assert seen.params["spare.weight"] is None
+    assert seen.params["bypassed.bias"] is None
+
+
+def test_statuses_tell_not_called_and_no_tensor_apart():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.spare, self.words = nn.Linear(2, 2), nn.Linear(2, 2), nn.Identity()
+
+        def forward(self, x):
+            self.words("no tensor")
+            return self.lin(x)
+
+    with attached(Odd(), [Recorder(params=False)]) as attachment:
+        attachment.model(torch.ones(1, 2))
+        statuses = {name: attachment.status(name) for name in ("lin", "spare", "words")}
+    assert statuses == {"lin": Status.OK, "spare": Status.NOT_CALLED, "words": Status.NO_TENSOR}
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+@pytest.mark.parametrize("mode", ["plain", "no_grad", "inference_mode"])
+@pytest.mark.parametrize("params", [True, False], ids=["whole-graph", "cut-graph"])
+def test_frozen_parameters_and_disabled_gradients_change_nothing(frozen, mode, params):
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    wanted, _ = observe(model, x, params=params)
+    model.requires_grad_(not frozen)
+    context = {"plain": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}[mode]
+    with context():
+        seen, _ = observe(model, x.clone(), params=params)
+    assert seen.gradients.keys() == wanted.gradients.keys()
+    for site, gradient in wanted.gradients.items():
+        torch.testing.assert_close(seen.gradients[site], gradient, rtol=0, atol=0)
+
+
+def test_activation_checkpointing_is_seen_once():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.b(checkpoint(self.a, x, use_reentrant=False))
+
+    model, x = nets.seeded(Checkpointed), torch.randn(2, 3)
+    seen, done = observe(model, x)
+    assert [str(site) for site in done.sites] == ["a", "b"]
+    wanted = torch.autograd.grad(score(model(x)), list(model.parameters()))
+    for gradient, name in zip(wanted, dict(model.named_parameters()), strict=True):
+        torch.testing.assert_close(seen.params[name], gradient)
+
+
+def test_wrappers_are_unwrapped_and_compiled_models_run_eagerly():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    wanted, _ = observe(model, x)
+    wrapped = nn.DataParallel(model)
+    seen, _ = observe(wrapped, x)
+    assert seen.outputs.keys() == wanted.outputs.keys()
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    seen, _ = observe(compiled, x)
+    assert seen.outputs.keys() == wanted.outputs.keys()
+    model.compile(backend="eager")
+    model(x)
+    seen, _ = observe(model, x)
+    assert seen.outputs.keys() == wanted.outputs.keys()
+
+
+def test_attention_is_seen_layer_by_layer_though_it_has_a_fused_path():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).eval()
+    recorder = Recorder(params=False)
+    before = torch.backends.mha.get_fastpath_enabled()
+    with torch.no_grad(), attached(model, [recorder]):
+        model(torch.randn(1, 5, 8))
+    assert torch.backends.mha.get_fastpath_enabled() is before
+    assert Site("0.layers.1.linear2") in recorder.outputs
+    assert Site("0.layers.0.self_attn", 0, "0") in recorder.outputs
+
+
+def test_a_view_of_the_input_that_is_written_to_later_is_said_to_be_unobservable():
+    class Flattened(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.flat, self.fc = nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2 * 10 * 10, 5)
+
+        def forward(self, x):
+            y = self.flat(self.conv(x))
+            y.relu_()
+            return self.fc(y)
+
+    model, x = nets.seeded(Flattened), nets.picture()
+    seen, done = observe(model, x, "flat", params=False)
+    assert done.unobservable == {Site("flat")}
+    assert seen.gradients == {}
+    torch.testing.assert_close(done.output, model(x), rtol=0, atol=0)
+
+
+def state_of(model):
+    return {
+        "training": [module.training for module in model.modules()],
+        "flags": [parameter.requires_grad for parameter in model.parameters()],
+        "grads": [parameter.grad for parameter in model.parameters()],
+        "buffers": [(id(buffer), buffer.clone()) for buffer in model.buffers()],
+        "weights": [parameter.detach().clone() for parameter in model.parameters()],
+        "hooks": [
+            (len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks))
+            for module in model.modules()
+        ],
+        "random": torch.get_rng_state(),
+        "fast": torch.backends.mha.get_fastpath_enabled(),
+        "grad_mode": torch.is_grad_enabled(),
+    }
+
+
+def assert_same_state(before, after):
+    assert before["training"] == after["training"]
+    assert before["flags"] == after["flags"]
+    assert all(a is b for a, b in zip(before["grads"], after["grads"], strict=True))
+    assert [identity for identity, _ in before["buffers"]] == [identity for identity, _ in after["buffers"]]
+    for key in ("weights",):
+        assert all(torch.equal(a, b) for a, b in zip(before[key], after[key], strict=True))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before["buffers"], after["buffers"], strict=True))
+    assert before["hooks"] == after["hooks"]
+    assert torch.equal(before["random"], after["random"])
+    assert (before["fast"], before["grad_mode"]) == (after["fast"], after["grad_mode"])
+
+
+class Failing(Probe):
+    needs = Needs(outputs=True, gradients=True, param_gradients=True)
+
+    def __init__(self, where, error):
+        self.where, self.error = where, error
+
+    def on_output(self, site, tensor):
+        if self.where == "output":
+            raise self.error
+
+    def on_gradient(self, site, tensor, objective):
+        if self.where == "gradient":
+            raise self.error
+
+
+def used_model(make):
+    """A model in the middle of training: mixed modes, a frozen layer, gradients, a foreign hook."""
+    model = nets.seeded(make).train()
+    model.bn.eval()
+    model.conv.weight.requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.randn_like(parameter)
+    fired = []
+    model.fc.register_forward_hook(lambda module, args, output: fired.append(1))
+    return model, fired
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=["exception", "interrupt"])
+@pytest.mark.parametrize("where", ["nowhere", "model", "output", "gradient"])
+def test_the_model_is_left_as_it_was_found_whatever_happens(where, error):
+    model, fired = used_model(nets.Raises if where == "model" else nets.Dropping)
+    if where == "model":
+        model.error = error
+    before = state_of(model)
+    probe = Failing(where, error)
+    # What is raised while the model runs, by itself or by a hook in it, is the model's failure to run.
+    expected = ModelError if where in ("model", "output") and isinstance(error, RuntimeError) else type(error)
+
+    def go():
+        with running(model, [probe], "**") as runner:
+            assert not model.training
+            runner.forward(nets.picture(), lambda output: [OBJECTIVE])
+
+    if where == "nowhere":
+        go()
+        assert fired == [1]
+    else:
+        with pytest.raises(expected):
+            go()
+    assert_same_state(before, state_of(model))
+
+
+def test_preserved_puts_back_replaced_resized_and_rewritten_buffers():
+    model = nets.seeded(nets.Dropping)
+    model.register_buffer("grown", torch.arange(3.0))
+    before = state_of(model)
+    with preserved(model):
+        model.calls = torch.ones((), dtype=torch.long)
+        model.grown.resize_(5)
+        model.bn.running_mean.add_(1)
+        model.register_buffer("new", torch.ones(1))
+    assert "new" not in dict(model.named_buffers())
+    assert_same_state(before, state_of(model))
+
+
+def test_preserved_does_not_touch_a_buffer_that_was_not_written():
+    model = nets.seeded(nets.Dropping)
+    versions = [buffer._version for buffer in model.buffers()]
+    with preserved(model):
+        pass
+    assert [buffer._version for buffer in model.buffers()] == versions
+
+
+def test_the_users_input_is_never_written_to_though_the_model_writes_to_its_own():
+    class Normalising(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            x.sub_(0.5)
+            return self.conv(x).mean((2, 3))
+
+    model, x = nets.seeded(Normalising), nets.picture()
+    kept = x.clone()
+    seen, _ = observe(model, x)
+    assert torch.equal(x, kept)
+    torch.testing.assert_close(seen.outputs[Site("conv")], model.conv(kept - 0.5).detach(), rtol=0, atol=0)
+
+
+def test_a_plain_backward_inside_attached_is_reported_as_loss_and_fills_grad():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    recorder = Recorder(params=False)
+    with attached(model, [recorder], "a"):
+        score(model(x)).backward()
+        first = recorder.gradients.pop(Site("a"))
+        score(model(x)).backward()
+    torch.testing.assert_close(recorder.gradients[Site("a")], first, rtol=0, atol=0)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_several_objectives_from_one_forward_equal_separate_runs():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    calls = []
+    model.a.register_forward_hook(lambda module, args, output: calls.append(1))
+
+    class PerObjective(Probe):
+        needs = Needs(gradients=True)
+
+        def __init__(self):
+            self.got = {}
+
+        def on_gradient(self, site, tensor, objective):
+            self.got[objective, site] = tensor.clone()
+
+    def objectives(classes):
+        return [Objective(str(c), lambda output, c=c: output[:, c].sum()) for c in classes]
+
+    together = PerObjective()
+    with running(model, [together], ["b", "c"]) as runner:
+        runner.forward(x, lambda output: objectives([0, 3]))
+    assert len(calls) == 1
+    for wanted in (0, 3):
+        alone = PerObjective()
+        with running(model, [alone], ["b", "c"]) as runner:
+            runner.forward(x, lambda output, wanted=wanted: objectives([wanted]))
+        for key, gradient in alone.got.items():
+            torch.testing.assert_close(together.got[key], gradient, rtol=0, atol=0)
+
+
+def test_the_cut_graph_saves_nothing_before_the_first_chosen_layer():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        observe(model, x, "c", params=False)
+    assert not [shape for shape in saved if shape[-1] == 10]  # what `a` and the first relu would have saved
+
+
+def test_no_match_is_a_usage_error_and_leaves_no_hook():
+    model = nets.seeded(nets.ReluThrice)
+    before = state_of(model)
+    with pytest.raises(UsageError, match="no layer matches 'reul'"), attached(model, [], "reul"):
+        pass
+    assert_same_state(before, state_of(model))
+
+
+def test_a_deep_copy_made_inside_is_the_callers_business_and_the_original_is_clean():
+    model = nets.seeded(nets.ReluThrice)
+    with attached(model, [Recorder(params=False)]):
+        copied = copy.deepcopy(model.a.weight)
+    assert torch.equal(copied, model.a.weight)
+    assert not model.a._forward_hooks
+
+
+def test_nested_values_are_rebuilt_with_only_the_named_tensors_replaced():
+    a, b, new = torch.ones(1), torch.zeros(1), torch.full((1,), 7.0)
+    value = {"x": [a, (b, None)], "y": "text"}
+    assert [path for path, _ in tensors_in(value)] == ["x.0", "x.1.0"]
+    made = rebuilt(value, {"x.1.0": new})
+    assert made["x"][0] is a
+    assert made["x"][1] == (new, None)
+    assert made["y"] == "text"
+    assert value["x"][1][0] is b
