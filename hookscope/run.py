@@ -59,8 +59,6 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     workers: int | None = None
-    device: str = "cpu"
-    dtype: torch.dtype = torch.float32
     progress: Callable[[int, int], None] = lambda done, total: None
 
 
@@ -179,9 +177,9 @@ class _Run:
         self.job.progress(len(self.images), len(self.job.found.refs))
 
     def _entering(self, batch: Batch) -> Tensor:
-        job = self.job
-        layout = torch.channels_last if job.loaded.channels_last else torch.contiguous_format
-        return batch.x.to(job.device, job.dtype, memory_format=layout)
+        loaded = self.job.loaded
+        layout = torch.channels_last if loaded.channels_last else torch.contiguous_format
+        return batch.x.to(loaded.device, loaded.dtype, memory_format=layout)
 
     def _write(self, task: Task, artefact: Tiles | Heat, batch: Batch) -> None:
         item = batch.items[artefact.image]

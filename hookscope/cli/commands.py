@@ -127,7 +127,7 @@ def demo(
     talking: TalkFlags,
 ) -> int:
     """Feature maps, Grad-CAM and gradient norms of the bundled model on the bundled cat."""
-    from hookscope.models import demo_photos
+    from hookscope.models.demo import PHOTO_FILE
 
     shared = Shared(layers, ModelFlags(), PreprocessFlags(), pictures, run, output, talking)
     probes: dict[str, Any] = {
@@ -135,7 +135,7 @@ def demo(
         "gradcam": GradcamFlags(method=["gradcam", "layercam"], target=["top:2"]),
         "gradnorm": GradnormFlags(),
     }
-    images = None if pictures.dataset else [str(demo_photos()[0])]
+    images = None if pictures.dataset else [str(PHOTO_FILE)]
     return inspect("demo", "demo", images, shared, probes)
 
 

@@ -44,7 +44,7 @@ def list_command(
     if layers.layer or layers.exclude:
         selection = select(loaded.module, layers.layer or ("**",), layers.exclude)
         chosen, patterns = set(selection.names), dict(selection.patterns)
-    x = None if talking.dry_run else _input(loaded, image, input_size, weights.precision)
+    x = None if talking.dry_run else _input(loaded, image, input_size)
     found = [info for info in list_layers(loaded.module, x) if info.name in chosen]
     for warning in () if talking.quiet else loaded.warnings:
         talk.complain("warning", warning)
@@ -55,19 +55,17 @@ def list_command(
     return 0
 
 
-def _input(loaded: LoadedModel, image: str | None, input_size: str | None, precision: str) -> Tensor:
+def _input(loaded: LoadedModel, image: str | None, input_size: str | None) -> Tensor:
     import torch
 
     from hookscope.images import decode
-    from hookscope.models import resolve_precision
 
     if image is not None:
         x = loaded.preprocess.tensor(decode(Path(image), image))
     else:
         x = torch.zeros(_parsed_size(input_size, loaded.input_size) if input_size else loaded.input_size)
     layout = torch.channels_last if loaded.channels_last else torch.contiguous_format
-    device = next((p.device for p in loaded.module.parameters()), torch.device("cpu"))
-    return x[None].to(device, resolve_precision(precision), memory_format=layout)
+    return x[None].to(loaded.device, loaded.dtype, memory_format=layout)
 
 
 def _parsed_size(text: str, default: tuple[int, int, int]) -> tuple[int, ...]:

@@ -127,14 +127,14 @@ class GradnormFlags:
 
     def task(self, shared: Shared) -> Task:
         """The task of these flags."""
-        from hookscope.models import load_callable
+        from hookscope.models.user import load_object
         from hookscope.tasks.gradnorm import GradnormOptions, GradnormTask, check_max_norm
 
         check_max_norm(self.max_norm)
         options = GradnormOptions(
             layer=tuple(shared.layers.layer) or ("**",),
             exclude=tuple(shared.layers.exclude),
-            loss=load_callable(self.loss) if ":" in self.loss else self.loss,
+            loss=load_object(self.loss) if ":" in self.loss else self.loss,
             loss_name=self.loss,
             target=self.target,
             max_norm=self.max_norm,

@@ -60,13 +60,13 @@ def load(spec: str, shared_model: ModelFlags, preprocess: PreprocessFlags, seed:
     """The model that the flags describe; random weights come from the seed."""
     import torch
 
-    from hookscope.models import load_model, parse_model_arg, resolve_device
+    from hookscope.models import load_model, parse_model_arg
 
     torch.manual_seed(seed)
     return load_model(
         spec,
         weights=shared_model.weights,
-        device=resolve_device(shared_model.device),
+        device=shared_model.device,
         model_args=dict(map(parse_model_arg, shared_model.model_arg)),
         labels=shared_model.labels,
         precision=shared_model.precision,
@@ -86,11 +86,11 @@ def _finder(spec: str, images: Sequence[str], flags: PictureFlags) -> Any:
 
     def found(loaded: LoadedModel) -> Found:
         from hookscope.images import find, find_dataset
-        from hookscope.models import demo_photos
+        from hookscope.models.demo import photos
 
         if flags.dataset is not None:
             return find_dataset(flags.dataset, loaded.categories, flags.limit)
-        return find(images or [str(photo) for photo in demo_photos()], flags.limit)
+        return find(images or [str(photo) for photo in photos()], flags.limit)
 
     return found
 
@@ -105,7 +105,6 @@ def _job(
     found_of: Any,
     bar: talk.ProgressBar,
 ) -> Job:
-    from hookscope.models import resolve_device, resolve_precision
     from hookscope.output.directory import OutputDir
     from hookscope.run import Job
 
@@ -126,8 +125,6 @@ def _job(
         options=_resolved(spec, images, shared, probes),
         batch_size=shared.run.batch_size,
         workers=shared.run.workers,
-        device=resolve_device(shared.model.device),
-        dtype=resolve_precision(shared.model.precision),
         progress=bar.update,
     )
 

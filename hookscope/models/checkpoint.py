@@ -63,17 +63,18 @@ class Peeled:
     others: tuple[str, ...] = ()
 
 
-def fit(raw: object, expected: Mapping[str, Any]) -> State:
+def fit(raw: object, expected: Mapping[str, Any], origin: str = "the weights") -> State:
     """The model's own names with the file's tensors, ready for `load_state_dict`.
 
     Args:
         raw: what `read_state_dict` gave.
         expected: `module.state_dict()`.
+        origin: what an error calls them.
 
     Raises:
         ModelError: names, shapes or kinds of number differ; the counts and the first few are named.
     """
-    return check(peel(raw, expected), expected)
+    return check(peel(raw, expected), expected, origin)
 
 
 def peel(raw: object, names: Collection[str]) -> Peeled:
@@ -95,7 +96,7 @@ def peel(raw: object, names: Collection[str]) -> Peeled:
     return Peeled(state, nesting, prefixes, tuple(as_good[1:]))
 
 
-def check(peeled: Peeled, expected: Mapping[str, Any]) -> State:
+def check(peeled: Peeled, expected: Mapping[str, Any], origin: str = "the weights") -> State:
     """The peeled tensors that the model expects, all of them; counters of batches may be missing.
 
     Raises:
@@ -116,7 +117,7 @@ def check(peeled: Peeled, expected: Mapping[str, Any]) -> State:
         if name not in reshaped and not _is_bookkeeping(name) and _differ(state[name], expected[name], _kind)
     ]
     if missing or unexpected or reshaped or rekinded:
-        raise _mismatch(peeled, expected, missing, unexpected, reshaped, rekinded)
+        raise _mismatch(origin, peeled, expected, missing, unexpected, reshaped, rekinded)
     return {name: state[name] for name in common}
 
 
@@ -238,6 +239,7 @@ def _kind(value: Any) -> str:
 
 
 def _mismatch(
+    origin: str,
     peeled: Peeled,
     expected: Mapping[str, Any],
     missing: list[str],
@@ -260,16 +262,17 @@ def _mismatch(
         _part("of another kind", rekinded, kinds),
     ]
     place = f" under {peeled.nesting!r}" if peeled.nesting else ""
-    matching = sum(name in state for name in expected)
+    needed = sum(not _is_bookkeeping(name) for name in expected)
+    fitting = needed - len(missing) - len(reshaped) - len(rekinded)
     return ModelError(
-        f"the weights{place} do not fit the model, {matching} of {len(expected)} names match: "
+        f"{origin}{place} do not fit the model, {fitting} of {needed} tensors do: "
         + "; ".join(part for part in parts if part),
-        _advice(peeled, matching),
+        _advice(peeled, fitting),
     )
 
 
-def _advice(peeled: Peeled, matching: int) -> str:
-    if matching == 0:
+def _advice(peeled: Peeled, fitting: int) -> str:
+    if fitting == 0:
         keys = ", ".join(repr(key) for key in list(peeled.state)[:_SHOWN])
         return f"the file begins with {keys or 'nothing'}; is it a checkpoint of another model?"
     return "choose the model the file was made with, or shape it with --model-arg"

@@ -19,6 +19,11 @@ _MODEL = "mobilenet_v2"
 _ENTRY = "IMAGENET1K_V1"
 
 
+def photos() -> tuple[Path, ...]:
+    """The bundled photos, the cat first."""
+    return tuple(sorted(PHOTO_FILE.parent.glob("*.png")))
+
+
 def load(request: Request) -> Source:
     """The bundled model; with `none` or a file for weights it is a plain MobileNetV2.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,7 +24,6 @@ from hookscope.models.loaded import (
     parameter_count,
 )
 from hookscope.models.preprocess import PLAIN_SOURCE, Preprocess, Size
-from hookscope.models.unwrapping import unwrapped
 from hookscope.models.user import given, is_user_spec, own_copy
 from hookscope.models.user import load as load_user
 
@@ -69,9 +67,8 @@ def load_model(
     place, dtype = resolve_device(device), resolve_precision(precision)
     names = None if labels is None else read_labels(Path(labels))
     source = _source(spec, Request(weights, dict(model_args or {})))
-    module, notes = unwrapped(source.module)
-    channels_last = source.channels_last and place.type in ("cpu", "cuda") and not _has_volumes(module)
-    module = _placed(replace(source, module=module), place, dtype, channels_last)
+    channels_last = source.channels_last and place.type in ("cpu", "cuda") and not _has_volumes(source.module)
+    module = _placed(source, place, dtype, channels_last)
     base = source.preprocess or Preprocess.plain(first_channels(module))
     preprocess = base.with_overrides(resize, crop, mean, std)
     plain = preprocess.source == PLAIN_SOURCE
@@ -88,7 +85,6 @@ def load_model(
         warnings=(
             *([_RANDOM] if source.random_weights else []),
             *source.warnings,
-            *notes,
             *([_PLAIN] if plain else []),
         ),
     )

@@ -52,7 +52,8 @@ def _from_file(timm: Any, spec: str, name: str, request: Request) -> Source:
         return _create(timm, name, request.arguments | {"num_classes": classes})
 
     module = _create(timm, name, request.arguments)
-    filled = fill(module, raw, None if "num_classes" in request.arguments else rebuild)
+    free = "num_classes" not in request.arguments
+    filled = fill(module, raw, rebuild if free else None, origin=f"the weights {path.name!r}")
     return _source(timm, spec, filled.module, path.name, warnings=filled.warnings)
 
 

@@ -7,24 +7,30 @@ one ModelError, and what it prints goes to stderr, since stdout is for results.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from hookscope.errors import HookscopeError, ModelError, UsageError, near_misses
 from hookscope.models.checkpoint_file import read_state_dict
 from hookscope.models.loaded import Request, Source
+from hookscope.models.unwrapping import unwrapped
 from hookscope.models.weights import fill, is_file
 
 AS_BUILT = "as the callable made it"
+
+Make = Callable[[Mapping[str, object]], nn.Module]
+"""Makes the model, with more arguments than the user gave."""
 
 
 def is_user_spec(spec: str) -> bool:
@@ -41,8 +47,10 @@ def load(spec: str, request: Request) -> Source:
     """
     with resolved(spec) as found:
         make = _maker(spec, found, request.arguments)
-        source = Source(make({}), spec, AS_BUILT, ours=not isinstance(found, nn.Module))
-        return _with_weights(source, request, make, _takes_classes(found, request.arguments))
+        module, notes = unwrapped(make({}))
+        ours = not isinstance(found, nn.Module)
+        source = Source(module, spec, AS_BUILT, ours=ours, warnings=notes)
+        return _with_weights(source, request, make if _takes_classes(found, request.arguments) else None)
 
 
 def given(module: nn.Module, request: Request) -> Source:
@@ -51,10 +59,9 @@ def given(module: nn.Module, request: Request) -> Source:
         raise UsageError(
             "a module that is already made takes no arguments", "shape it before handing it over"
         )
-    name = type(module).__name__
-    return _with_weights(
-        Source(module, name, "as given", ours=False), request, lambda _: module, rebuilds=False
-    )
+    inner, notes = unwrapped(module)
+    source = Source(inner, type(inner).__name__, "as given", ours=False, warnings=notes)
+    return _with_weights(source, request)
 
 
 @contextlib.contextmanager
@@ -75,20 +82,28 @@ def resolved(spec: str) -> Iterator[Any]:
         yield _attribute(module, attribute, place)
 
 
-def _with_weights(
-    source: Source, request: Request, make: Callable[[Mapping[str, object]], nn.Module], rebuilds: bool
-) -> Source:
+def _with_weights(source: Source, request: Request, make: Make | None = None) -> Source:
+    """The source with a file's weights where one is given; `make` builds it anew for other classes."""
     if request.weights.lower() in ("default", "none"):
         return source
     if not is_file(request.weights):
         raise UsageError(
             f"{source.name!r} has no weights {request.weights!r}", "give a checkpoint's path, or none"
         )
-    raw = read_state_dict(Path(request.weights))
+    path = Path(request.weights).expanduser()
+    raw = read_state_dict(path)
+
+    def rebuild(classes: int) -> nn.Module:
+        return unwrapped(cast(Make, make)({"num_classes": classes}))[0]
+
     module = source.module if source.ours else own_copy(source.module)
-    filled = fill(module, raw, (lambda classes: make({"num_classes": classes})) if rebuilds else None)
-    return Source(
-        filled.module, source.name, Path(request.weights).name, warnings=(*source.warnings, *filled.warnings)
+    filled = fill(module, raw, rebuild if make else None, origin=f"the weights {path.name!r}")
+    return replace(
+        source,
+        module=filled.module,
+        weights=path.name,
+        ours=True,
+        warnings=(*source.warnings, *filled.warnings),
     )
 
 
@@ -98,8 +113,6 @@ def own_copy(module: nn.Module) -> nn.Module:
     Raises:
         ModelError: the module cannot be copied.
     """
-    import copy
-
     try:
         return copy.deepcopy(module)
     except Exception as error:  # tensors with a graph, locks, open files: a module may hold anything
@@ -110,9 +123,7 @@ def own_copy(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _maker(
-    spec: str, found: Any, arguments: Mapping[str, object]
-) -> Callable[[Mapping[str, object]], nn.Module]:
+def _maker(spec: str, found: Any, arguments: Mapping[str, object]) -> Make:
     if isinstance(found, nn.Module):
         if arguments:
             raise UsageError(

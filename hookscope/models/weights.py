@@ -37,6 +37,7 @@ def fill(
     raw: object,
     rebuild: Callable[[int], nn.Module] | None = None,
     classes: int | None = None,
+    origin: str = "the weights",
 ) -> Filled:
     """`module` with the file's tensors; built anew where only the number of classes differs.
 
@@ -44,6 +45,7 @@ def fill(
         raw: what the file held.
         rebuild: makes the model with another number of classes; `None` where that cannot be.
         classes: how many the module has, where known.
+        origin: what an error calls the weights.
 
     Raises:
         ModelError: the file does not fit.
@@ -55,21 +57,16 @@ def fill(
     if count is not None and rebuild is not None:
         module = rebuild(count)
         notes = (*notes, f"the model was rebuilt with the checkpoint's {count} classes")
-    put(module, peeled)
+    _put(module, peeled, origin)
     return Filled(module, count, notes)
 
 
-def put(module: nn.Module, peeled: Peeled) -> None:
-    """Copies the tensors into the module; floating kinds convert.
-
-    Raises:
-        ModelError: they do not fit.
-    """
-    state = check(peeled, module.state_dict())
+def _put(module: nn.Module, peeled: Peeled, origin: str) -> None:
+    state = check(peeled, module.state_dict(), origin)
     try:
         module.load_state_dict(state, strict=False)
     except RuntimeError as error:  # a sparse or meta tensor, a hook of the module's own
-        raise ModelError(f"the weights cannot be copied into the model: {error}") from error
+        raise ModelError(f"{origin} cannot be copied into the model: {error}") from error
 
 
 def _notes(peeled: Peeled) -> tuple[str, ...]:

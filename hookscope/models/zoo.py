@@ -80,7 +80,8 @@ def from_file(name: str, path: Path, request: Request) -> Source:
     def rebuild(classes: int) -> nn.Module:
         return _trained_structure(name, arguments | {"num_classes": classes})
 
-    filled = fill(module, raw, None if "num_classes" in request.arguments else rebuild, _classes(name))
+    free = "num_classes" not in request.arguments
+    filled = fill(module, raw, rebuild if free else None, _classes(name), f"the weights {path.name!r}")
     if name in _ZERO_EPSILON and entry.name == "COCO_V1" and path.name == _file_name(entry):
         _zero_epsilon(filled.module)
     classes = filled.classes or arguments.get("num_classes", _classes(name))
@@ -251,9 +252,9 @@ def _build(name: str, arguments: Mapping[str, object]) -> nn.Module:
 def _bad_arguments(name: str, error: Exception) -> UsageError:
     unknown = _UNKNOWN_ARGUMENT.search(str(error))
     if unknown is None:
-        return UsageError(
-            f"{name!r} cannot be built with these arguments: {error}", "see --model-arg and --weights"
-        )
+        own = "official weights come with their own: --weights none, or a file, allows others"
+        hint = own if "expected value" in str(error) else "see --model-arg"
+        return UsageError(f"{name!r} cannot be built with these arguments: {error}", hint)
     hint = (
         near_misses(unknown.group(1), _parameters(name)) or f"it takes {', '.join(sorted(_parameters(name)))}"
     )
