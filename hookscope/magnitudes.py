@@ -35,7 +35,7 @@ def magnitude(tensor: Tensor, *, largest: bool = True) -> Magnitude:
     """L2 norm and non-finite entries of a tensor of any shape, layout and float dtype; `largest` is optional work.
 
     Blocks of 16,384 entries are summed in float32 and finished in float64: relative error below 1e-6. Entries
-    whose square leaves float32's range are measured in float64.
+    whose squares leave float32's range are measured in float64, relative to the largest.
     """
     flat = _flat(tensor)
     if flat.dtype in (torch.float16, torch.bfloat16):
@@ -46,7 +46,7 @@ def magnitude(tensor: Tensor, *, largest: bool = True) -> Magnitude:
         return Magnitude(norm, top, 0, flat.numel())
     non_finite = flat.numel() - int(torch.isfinite(flat).sum())
     if not non_finite:
-        norm = float(torch.linalg.vector_norm(flat.double()))
+        norm = _scaled_norm(flat)
     return Magnitude(norm, top, non_finite, flat.numel())
 
 
@@ -74,6 +74,13 @@ def _flat(tensor: Tensor) -> Tensor:
 def _blocked_norm(flat: Tensor) -> float:
     blocks = torch._foreach_norm(flat.split(_BLOCK))
     return float(torch.linalg.vector_norm(torch.stack(blocks).double()))
+
+
+def _scaled_norm(flat: Tensor) -> float:
+    """The norm of entries whose squares leave the range of their type."""
+    exact = flat.double()
+    top = float(exact.abs().max()) if flat.numel() else 0.0
+    return top * float(torch.linalg.vector_norm(exact / top)) if top else 0.0
 
 
 def _largest(flat: Tensor) -> float:

@@ -31,6 +31,7 @@ _RESAMPLING = {
     "box": Image.Resampling.BOX,
     "hamming": Image.Resampling.HAMMING,
 }
+_FIT = ("ImageClassification", "SemanticSegmentation")
 _UNFIT = {
     "VideoClassification": "takes video clips",
     "OpticalFlow": "takes pairs of pictures",
@@ -63,6 +64,7 @@ class Preprocess:
 
         Raises:
             UsageError: the model takes video clips or pairs of pictures.
+            ModelError: the transforms are of a kind that is not known.
         """
         preset = weights.transforms()
         source = f"{type(weights).__name__}.{weights.name}"
@@ -74,6 +76,8 @@ class Preprocess:
             )
         if kind == "ObjectDetection":
             return cls(None, None, (), (), source=source)
+        if kind not in _FIT:
+            raise ModelError(f"hookscope does not know the transforms {kind!r} of {source!r}", "give --data")
         return cls(
             resize=_edge(getattr(preset, "resize_size", None)),
             crop=_edge(getattr(preset, "crop_size", None)),

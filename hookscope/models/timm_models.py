@@ -105,10 +105,10 @@ def _create(timm: Any, name: str, arguments: Mapping[str, object], *, pretrained
 def _preprocess(config: Mapping[str, Any]) -> Preprocess:
     channels, height, width = config["input_size"]
     fraction = config.get("crop_pct") or 1.0
-    square = height == width
+    square = height == width and config.get("crop_mode") != "squash"
     return Preprocess(
         resize=int(height / fraction) if square else (int(height / fraction), int(width / fraction)),
-        crop=height if square else (height, width),
+        crop=height if height == width else (height, width),
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         interpolation=config["interpolation"],

@@ -117,8 +117,8 @@ def own_copy(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:  # tensors with a graph, locks, open files: a module may hold anything
         raise ModelError(
-            f"the {type(module).__name__} must change mode, device, precision or weights but is not to be copied: "
-            f"{error}",
+            f"the {type(module).__name__} must change mode, device, precision or weights, "
+            f"but cannot be copied: {error}",
             "give a function that makes it, or change it yourself",
         ) from error
 

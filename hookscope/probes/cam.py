@@ -87,14 +87,21 @@ class CamProbe(Probe):
     def artifacts(self) -> Iterator[SiteMap]:
         """The maps of the latest batch: by picture, then objective, layer and method."""
         pictures = max((len(statuses) for _, statuses in self._maps.values()), default=0)
+        ordered = sorted(self._maps.items(), key=lambda item: self._place(*item[0]))
         for image in range(pictures):
-            for (site, method, objective), (maps, statuses) in self._maps.items():
+            for (site, method, objective), (maps, statuses) in ordered:
                 values = maps[image].numpy()
                 finite = values[np.isfinite(values)]
                 low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
                 yield SiteMap(image, site, method, objective, values, low, high, statuses[image])
         self._activations.clear()
         self._maps = {}
+
+    def _place(self, site: Site, method: str, objective: str) -> tuple[int, int, int]:
+        """Gradients come last layer first; people read the other way."""
+        names = [known.name for known in self._methods]
+        objectives = list(dict.fromkeys(known for _, _, known in self._maps))
+        return objectives.index(objective), list(self._activations).index(site), names.index(method)
 
 
 class GradientReachProbe(Probe):
