@@ -108,4 +108,6 @@ def check_choice(flag: str, value: str, known: Iterable[str]) -> None:
     """
     known = list(known)
     if value not in known:
-        raise UsageError(f"{flag} {value!r} is unknown", near_misses(value, known) or f"one of {', '.join(known)}")
+        raise UsageError(
+            f"{flag} {value!r} is unknown", near_misses(value, known) or f"one of {', '.join(known)}"
+        )

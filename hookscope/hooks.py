@@ -107,7 +107,9 @@ class _Watch:
 class Attachment:
     """The hooks of one `attached()` block and what passed by during the latest forward pass."""
 
-    def __init__(self, model: nn.Module, probes: Sequence[Probe], layers: Iterable[str], *, cut: bool) -> None:
+    def __init__(
+        self, model: nn.Module, probes: Sequence[Probe], layers: Iterable[str], *, cut: bool
+    ) -> None:
         self.model = model
         self.probes = tuple(probes)
         self.layers = tuple(layers)
@@ -137,7 +139,8 @@ class Attachment:
         ends = self._roots if param_followers else self._edges(followers)
         self._objective, self._reached = objective, set()
         try:
-            gradients = self._gradients(scalar, [*ends, *(p for _, p in parameters)], keep_graph=keep_graph)
+            leaves = [get_gradient_edge(parameter) for _, parameter in parameters]
+            gradients = self._gradients(scalar, [*ends, *leaves], keep_graph=keep_graph)
         finally:
             self._objective = "loss"
         self.unobservable |= self._lost()
@@ -165,7 +168,7 @@ class Attachment:
         return [watch.edge for watch in watches if any(probe in followers for probe, _, _ in watch.receivers)]
 
     def _gradients(
-        self, scalar: Tensor, targets: Sequence[Tensor | GradientEdge], *, keep_graph: bool
+        self, scalar: Tensor, targets: Sequence[GradientEdge], *, keep_graph: bool
     ) -> tuple[Tensor | None, ...]:
         if not scalar.requires_grad or not targets:
             return (None,) * len(targets)
@@ -255,7 +258,8 @@ class Attachment:
         if watch is None:
             fragile = (tensor, tensor._version) if tensor._is_view() and not tensor.is_leaf else None
             watch = self._watches[key] = _Watch(edge, fragile=fragile)
-            self._handles.append(tensor.register_hook(self._deliverer(watch)))
+            handle = tensor.register_hook(self._deliverer(watch))  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
         watch.receivers.append((probe, site, receiver))
 
     def _deliverer(self, watch: _Watch) -> Callable[[Tensor], None]:
@@ -300,7 +304,9 @@ def attached(
     with ExitStack() as stack:
         stack.enter_context(_eager(model))
         stack.callback(attachment.forget)
-        stack.callback(model.register_forward_pre_hook(attachment._start, prepend=True, with_kwargs=True).remove)
+        stack.callback(
+            model.register_forward_pre_hook(attachment._start, prepend=True, with_kwargs=True).remove
+        )
         for name in chosen:
             before, after = _module_hooks(attachment, name)
             stack.callback(modules[name].register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -335,7 +341,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 def unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The module inside `DataParallel`, `DistributedDataParallel` and `torch.compile` wrappers, and what was said."""
-    notes = []
+    notes: list[str] = []
     while True:
         name = type(model).__name__
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -390,7 +396,7 @@ def _filled_mapping(value: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
 
 
 def _bridge(source: Tensor, value: Tensor) -> Tensor:
-    return _Bridge.apply(source, value)  # type: ignore[no-any-return, no-untyped-call]
+    return _Bridge.apply(source, value)  # type: ignore[no-any-return]
 
 
 def _recomputing() -> bool:
@@ -444,7 +450,7 @@ def _eager(model: nn.Module) -> Iterator[None]:
 def _random_state() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if _cuda_in_use() else ()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
@@ -452,6 +458,10 @@ def _random_state() -> Iterator[None]:
         random.setstate(python_state)
         if numpy and numpy_state is not None:
             numpy.random.set_state(numpy_state)
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _snapshot_buffers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
@@ -464,7 +474,9 @@ def _snapshot_buffers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any],
             if _has_values(buffer) and id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
         originals = dict(module._buffers)
-        snapshot.append((module, originals, {n: copies[id(b)] for n, b in originals.items() if id(b) in copies}))
+        snapshot.append(
+            (module, originals, {n: copies[id(b)] for n, b in originals.items() if id(b) in copies})
+        )
     return snapshot
 
 

@@ -115,9 +115,7 @@ def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
     return {name or ROOT: module for name, module in model.named_modules()}
 
 
-def select(
-    model: nn.Module, include: str | Iterable[str], exclude: str | Iterable[str] = ()
-) -> Selection:
+def select(model: nn.Module, include: str | Iterable[str], exclude: str | Iterable[str] = ()) -> Selection:
     """Layers that any of `include` matches and none of `exclude` does, in model order.
 
     Patterns are matched segment by segment: `*`, `?`, `[...]` stay inside a segment, `**` spans any number
@@ -170,7 +168,9 @@ def _match_segments(pattern: tuple[str, ...], name: tuple[str, ...]) -> bool:
             reach = [seen := seen or here for here in reach]
         else:
             test = _segment(part).fullmatch
-            reach = [False] + [here and test(segment) is not None for here, segment in zip(reach, name, strict=False)]
+            reach = [False] + [
+                here and test(segment) is not None for here, segment in zip(reach, name, strict=False)
+            ]
     return reach[-1]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from hookscope.layers import OutputInfo, Site
@@ -78,19 +79,17 @@ def to_nchw(tensor: Tensor, layout: str, grid: Grid | None = None) -> Tensor:
     if layout == "NTC":
         height, width, prefix = grid or (1, tensor.shape[1], 0)
         patches = tensor[:, prefix : prefix + height * width]
-        return patches.transpose(1, 2).unflatten(2, (height, width))
+        return torch.unflatten(patches.transpose(1, 2), 2, (height, width))
     if tensor.dim() < 4:
         return tensor.reshape(*tensor.shape[:2], 1, -1) if tensor.dim() > 1 else tensor.reshape(-1, 1, 1, 1)
     return tensor if tensor.dim() == 4 else tensor.flatten(3)
 
 
-def _layout(
-    record: Record, module: nn.Module, known: Mapping[Site, OutputInfo], input_shape: Shape
-) -> str:
+def _layout(record: Record, module: nn.Module, known: Mapping[Site, OutputInfo], input_shape: Shape) -> str:
     shape = record.shape
     if not shape or shape[0] != input_shape[0]:
         return ""
-    if record.same_as in known:
+    if record.same_as is not None and record.same_as in known:
         return known[record.same_as].layout
     if isinstance(module, _FIRST) or type(module).__name__.endswith("2d"):
         return _BY_RANK_FIRST.get(len(shape), "")
@@ -112,14 +111,16 @@ def _permuted(module: nn.Module, shape: Shape, known: Mapping[Site, OutputInfo])
     if not isinstance(dims, (list, tuple)) or sorted(dims) != list(range(len(shape))):
         return ""
     before = tuple(shape[dims.index(axis)] for axis in range(len(shape)))
-    source = next((info.layout for info in reversed(known.values()) if info.shape == before and info.layout), "")
+    source = next(
+        (info.layout for info in reversed([*known.values()]) if info.shape == before and info.layout), ""
+    )
     return "".join(source[axis] for axis in dims) if len(source) == len(shape) else ""
 
 
 def _inherited(record: Record, known: Mapping[Site, OutputInfo]) -> str:
     """What a container or an element-wise layer returned has the layout of the latest such shape, its own first."""
     below = f"{record.site.layer}."
-    same = [info for info in reversed(known.values()) if info.shape == record.shape and info.layout]
+    same = [info for info in reversed([*known.values()]) if info.shape == record.shape and info.layout]
     own = [info for info in same if info.site.layer.startswith(below)]
     return next((info.layout for info in (*own, *same)), "")
 
@@ -140,7 +141,9 @@ def _likely_grid(size: Shape, known: Mapping[Site, OutputInfo], input_shape: Sha
     if any(info.grid is not None and info.grid[:2] == size for info in known.values()):
         return True
     stride = max(1, round(input_shape[2] / max(1, size[0])))
-    return all(side in (full // stride, -(-full // stride)) for side, full in zip(size, input_shape[2:], strict=True))
+    return all(
+        side in (full // stride, -(-full // stride)) for side, full in zip(size, input_shape[2:], strict=True)
+    )
 
 
 def _has_aspect(height: int, width: int, input_shape: Shape) -> bool:
@@ -150,9 +153,7 @@ def _has_aspect(height: int, width: int, input_shape: Shape) -> bool:
     return abs(height * input_shape[3] - width * input_shape[2]) <= max(input_shape[2:])
 
 
-def _grid(
-    record: Record, layout: str, known: Mapping[Site, OutputInfo], input_shape: Shape
-) -> Grid | None:
+def _grid(record: Record, layout: str, known: Mapping[Site, OutputInfo], input_shape: Shape) -> Grid | None:
     shape = record.shape
     if layout == "NCHW":
         return (shape[2], shape[3], 0)

@@ -169,6 +169,8 @@ def _target_specs(targets: Sequence[int] | Tensor | None) -> tuple[TargetSpec, .
     if isinstance(targets, Tensor):
         if targets.dim() != 1 or targets.is_floating_point():
             what = f"{tuple(targets.shape)} {targets.dtype}"
-            raise UsageError(f"targets of shape and type {what}", "an (N,) integer tensor, or a list of classes")
+            raise UsageError(
+                f"targets of shape and type {what}", "an (N,) integer tensor, or a list of classes"
+            )
         return (TargetSpec("target", per_picture=tuple(targets.tolist())),)
     return tuple(dict.fromkeys(TargetSpec(str(int(index)), index=int(index)) for index in targets))

@@ -70,11 +70,15 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
         except UsageError:
             raise
         except Exception as error:
-            raise UsageError(f"the loss raised {type(error).__name__}: {error}", "--debug shows where") from error
+            raise UsageError(
+                f"the loss raised {type(error).__name__}: {error}", "--debug shows where"
+            ) from error
         import torch
 
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise UsageError(f"the loss gave {_described(value)}, not one number", "return a mean over the pictures")
+            raise UsageError(
+                f"the loss gave {_described(value)}, not one number", "return a mean over the pictures"
+            )
         return value.reshape(())
 
     return Objective(name, scalar)
@@ -90,4 +94,6 @@ def predictions(output: Any) -> Tensor:
 def _described(value: object) -> str:
     import torch
 
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    return (
+        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    )

@@ -72,7 +72,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _blocked_norm(flat: Tensor) -> float:
-    blocks = torch._foreach_norm(flat.split(_BLOCK))
+    blocks = torch._foreach_norm(torch.split(flat, _BLOCK))
     return float(torch.linalg.vector_norm(torch.stack(blocks).double()))
 
 

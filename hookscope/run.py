@@ -39,7 +39,7 @@ _TOP = 5
 class Drawing:
     """How a task's pictures are drawn, and whether the originals are needed for it."""
 
-    picture: PictureOptions = PictureOptions()
+    picture: PictureOptions = field(default_factory=PictureOptions)
     overlay: bool = False
 
 
@@ -90,11 +90,15 @@ def plan(job: Job) -> Report:
     chosen = {name for selection in selections.values() if selection for name in selection.names}
     modules = modules_by_name(job.loaded.module)
     layers = [{"layer": name, "type": type(modules[name]).__name__} for name in modules if name in chosen]
-    images = [{"path": ref.path, "status": "pending", "error": None, "top": []} for ref in job.found.refs]
+    images: list[dict[str, Any]] = [
+        {"path": ref.path, "status": "pending", "error": None, "top": []} for ref in job.found.refs
+    ]
     patterns: dict[str, Sequence[str]] = {}
     for selection in selections.values():
         patterns |= selection.patterns if selection else {}
-    manifest = _manifest(job, patterns=patterns, images=[*images, *map(_failure, job.found.failures)], layers=layers)
+    manifest = _manifest(
+        job, patterns=patterns, images=[*images, *map(_failure, job.found.failures)], layers=layers
+    )
     code = ExitCode.IMAGES if job.found.failures else ExitCode.OK
     return Report(manifest, code)
 
@@ -193,7 +197,9 @@ class _Run:
             self.codes.append(ExitCode.IMAGES)
 
     def _record_pictures(self, batch: Batch, done: Pass) -> None:
-        for item, top in zip(batch.items, _tops(done.output, len(batch.items), self.subject.categories), strict=True):
+        for item, top in zip(
+            batch.items, _tops(done.output, len(batch.items), self.subject.categories), strict=True
+        ):
             self.images[item.ref.index] = {"path": item.ref.path, "status": "ok", "error": None, "top": top}
 
     def _concluded(self, task: Task) -> Conclusion:
@@ -216,7 +222,10 @@ class _Run:
         manifest = _manifest(
             self.job,
             patterns=self.patterns,
-            images=[*(self.images[index] for index in sorted(self.images)), *map(_failure, self.job.found.failures)],
+            images=[
+                *(self.images[index] for index in sorted(self.images)),
+                *map(_failure, self.job.found.failures),
+            ],
             layers=self._layer_records(conclusions),
             findings=findings,
             warnings=[*self.warnings, *(said for conclusion in conclusions for said in conclusion.warnings)],
@@ -226,7 +235,12 @@ class _Run:
         return Report(replace(manifest, artifacts=self.job.out.records), worst(self.codes), lines)
 
     def _layer_records(self, conclusions: Sequence[Conclusion]) -> list[dict[str, Any]]:
-        said = {site: status for conclusion in conclusions for site, status in conclusion.statuses.items() if status != "ok"}
+        said = {
+            site: status
+            for conclusion in conclusions
+            for site, status in conclusion.statuses.items()
+            if status != "ok"
+        }
         chosen = set(self.selection.names)
         return [
             record | {"status": said.get(site, record["status"])}
@@ -278,7 +292,11 @@ def layer_records(layer: LayerInfo) -> list[tuple[Site, dict[str, Any]]]:
 
 def versions() -> dict[str, str]:
     """What produced the numbers."""
-    return {"hookscope": hookscope.__version__, "torch": torch.__version__, "torchvision": version("torchvision")}
+    return {
+        "hookscope": hookscope.__version__,
+        "torch": torch.__version__,
+        "torchvision": version("torchvision"),
+    }
 
 
 def model_record(loaded: LoadedModel) -> dict[str, Any]:
@@ -315,7 +333,10 @@ def _tops(output: Any, pictures: int, categories: Sequence[str] | None) -> list[
     if logits.shape[0] != pictures:
         return [[] for _ in range(pictures)]
     best = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices[:, :_TOP].tolist()
-    return [[_top(index, row, logits, probabilities, categories) for index in best[row]] for row in range(pictures)]
+    return [
+        [_top(index, row, logits, probabilities, categories) for index in best[row]]
+        for row in range(pictures)
+    ]
 
 
 def _top(

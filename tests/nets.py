@@ -78,7 +78,12 @@ class NestedOutput(nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.kind, self.inner, self.relu, self.fc = kind, _Nested(kind), nn.ReLU(inplace=True), nn.Linear(4, 5)
+        self.kind, self.inner, self.relu, self.fc = (
+            kind,
+            _Nested(kind),
+            nn.ReLU(inplace=True),
+            nn.Linear(4, 5),
+        )
 
     def forward(self, x):
         out = self.inner(x)
@@ -151,7 +156,12 @@ class Dropping(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.bn, self.drop, self.fc = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Linear(4, 5)
+        self.conv, self.bn, self.drop, self.fc = (
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Dropout(),
+            nn.Linear(4, 5),
+        )
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, x):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
+import nets
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,6 @@ import torchvision
 from torch import nn
 
 import hookscope
-import nets
 from hookscope.artifacts import MapStatus
 from hookscope.cam.choice import default_layer, site_infos
 from hookscope.cam.methods import METHODS, gradcam, layercam, method
@@ -183,7 +183,9 @@ def test_an_untrained_vit_has_no_default_layer_and_says_why():
     (spec,) = parse_targets(["top1"], None)
     infos = site_infos(hookscope.list_layers(model, x))
     with pytest.raises(NothingMeasured, match="gradient is zero at every spatial layer"):
-        default_layer(model, x, infos, lambda output: [score_objective(spec, spec.classes(logits_of(output)))])
+        default_layer(
+            model, x, infos, lambda output: [score_objective(spec, spec.classes(logits_of(output)))]
+        )
 
 
 def test_the_last_vit_block_is_zero_gradient_by_construction():
@@ -200,7 +202,12 @@ def test_the_last_vit_block_is_zero_gradient_by_construction():
 
 @pytest.mark.parametrize(
     ("weight", "status", "largest"),
-    [(1.0, "ok", 0.25), (-1.0, "negative-only", 0.0), (0.0, "zero-gradient", 0.0), (float("nan"), "non-finite", None)],
+    [
+        (1.0, "ok", 0.25),
+        (-1.0, "negative-only", 0.0),
+        (0.0, "zero-gradient", 0.0),
+        (float("nan"), "non-finite", None),
+    ],
 )
 def test_statuses_say_what_a_map_is_worth(weight, status, largest):
     class Uniform(nn.Module):
@@ -234,7 +241,11 @@ def test_a_never_called_layer_is_a_usage_error():
 
 @pytest.mark.parametrize(
     ("targets", "message"),
-    [([99], "class 99 is out of range"), (torch.tensor([0]), "1 targets for 2 pictures"), (torch.ones(2), "targets of")],
+    [
+        ([99], "class 99 is out of range"),
+        (torch.tensor([0]), "1 targets for 2 pictures"),
+        (torch.ones(2), "targets of"),
+    ],
     ids=["range", "count", "float"],
 )
 def test_bad_targets_are_usage_errors(resnet, targets, message):

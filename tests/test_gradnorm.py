@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import nets
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,14 +12,13 @@ import torchvision
 from torch import nn
 
 import hookscope
-import nets
 from hookscope.errors import UsageError
 from hookscope.hooks import attached
 from hookscope.layers import Site
+from hookscope.losses import cross_entropy, loss_function, loss_objective
 from hookscope.magnitudes import Magnitude, joined, magnitude, scaled
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.runner import running
-from hookscope.losses import cross_entropy, loss_function, loss_objective
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,9 @@ def test_statuses_tell_tied_frozen_unused_and_bypassed_apart():
     assert params["side.weight"].gradient is None
     assert params["zero.weight"].gradient.norm == 0
     assert params["zero.weight"].ratio is None
-    assert params["stem.bias"].ratio == pytest.approx(params["stem.bias"].gradient.norm / params["stem.bias"].weight_norm)
+    assert params["stem.bias"].ratio == pytest.approx(
+        params["stem.bias"].gradient.norm / params["stem.bias"].weight_norm
+    )
     assert {name: row.status for name, row in layers.items()} == {
         "stem": "ok", "frozen": "ok", "side": "no-grad-path", "zero": "zero-gradient", "twin": "ok",
         "spare": "not-called", "bypassed": "bypassed",
@@ -226,9 +228,9 @@ def test_losses_by_name_and_by_callable():
     by_score = hookscope.gradnorm(model, x, targets, loss="score")
     assert by_score.loss == pytest.approx(float(model(x).gather(1, targets[:, None]).mean().detach()))
     own = hookscope.gradnorm(model, x, targets, loss=lambda output, wanted: (output**2).mean())
-    assert own.loss == pytest.approx(float((model(x) ** 2).mean()))
+    assert own.loss == pytest.approx(float((model(x) ** 2).mean().detach()))
     predicted = hookscope.gradnorm(model, x)
-    assert predicted.loss == pytest.approx(float(F.cross_entropy(model(x), model(x).argmax(1))))
+    assert predicted.loss == pytest.approx(float(F.cross_entropy(model(x), model(x).argmax(1)).detach()))
     assert loss_function("score") is not loss_function("cross_entropy")
 
 
@@ -245,7 +247,7 @@ def test_a_single_score_gets_the_binary_loss():
     targets = torch.tensor([0, 1, 1, 0])
     report = hookscope.gradnorm(model, x, targets)
     wanted = F.binary_cross_entropy_with_logits(model(x)[:, 0], targets.float())
-    assert report.loss == pytest.approx(float(wanted))
+    assert report.loss == pytest.approx(float(wanted.detach()))
 
 
 @pytest.mark.parametrize(

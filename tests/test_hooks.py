@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 
+import nets
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from truth import Recorder, reference, score
 
-import nets
 from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Needs, Probe, attached, preserved, rebuilt, tensors_in
 from hookscope.layers import Site, Status
 from hookscope.runner import Objective, running
-from truth import Recorder, reference, score
 
 OBJECTIVE = Objective("score", score)
 
@@ -165,7 +165,9 @@ def test_frozen_parameters_and_disabled_gradients_change_nothing(frozen, mode, p
     model, x = nets.seeded(nets.ReluThrice), nets.picture()
     wanted, _ = observe(model, x, params=params)
     model.requires_grad_(not frozen)
-    context = {"plain": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}[mode]
+    context = {"plain": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}[
+        mode
+    ]
     with context():
         seen, _ = observe(model, x.clone(), params=params)
     assert seen.gradients.keys() == wanted.gradients.keys()

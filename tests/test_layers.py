@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import nets
 import pytest
 import torch
 import torchvision
 from torch import nn
 
-import nets
 from hookscope import list_layers
 from hookscope.errors import UsageError
 from hookscope.layers import Site, Status, matches, select

@@ -1,4 +1,4 @@
-"""Pictures to tensors: held against torchvision's own transforms, and the view against ramps of coordinates."""
+"""Pictures to tensors: held against torchvision's own transforms; the view against ramps of coordinates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_crops_and_paddings_are_bit_equal_to_torchvision(size, crop):
 
 @pytest.mark.parametrize("entry", entries(("VideoClassification", "OpticalFlow"))[:3])
 def test_clips_and_pairs_are_refused(entry):
-    with pytest.raises(UsageError, match="video clips|pairs of pictures"):
+    with pytest.raises(UsageError, match=r"video clips|pairs of pictures"):
         Preprocess.from_weights(entry)
 
 

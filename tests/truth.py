@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from nets import out_of_place
 from torch import nn
 
 from hookscope.hooks import Needs, Probe, tensors_in
 from hookscope.layers import Site
-from nets import out_of_place
 
 
 def score(output):
@@ -55,7 +55,9 @@ class Recorder(Probe):
     needs = Needs(inputs=True, outputs=True, gradients=True, input_gradients=True, param_gradients=True)
 
     def __init__(self, *, params=True):
-        self.needs = Needs(inputs=True, outputs=True, gradients=True, input_gradients=params, param_gradients=params)
+        self.needs = Needs(
+            inputs=True, outputs=True, gradients=True, input_gradients=params, param_gradients=params
+        )
         self.inputs, self.outputs, self.gradients = {}, {}, {}
         self.input_gradients, self.params = {}, {}
 

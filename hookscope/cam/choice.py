@@ -68,7 +68,9 @@ def default_layer(
         if reached:
             return reached[-1].layer
     if not spatial:
-        raise UsageError("no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them")
+        raise UsageError(
+            "no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them"
+        )
     raise NothingMeasured(
         "the score's gradient is zero at every spatial layer",
         "is the classifier's weight all zero, as in an untrained ViT? name a layer to write its blank map",

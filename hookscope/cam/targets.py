@@ -39,7 +39,9 @@ class TargetSpec:
             chosen = torch.full((pictures,), self.index, dtype=torch.long, device=logits.device)
         else:
             if self.rank > total:
-                raise UsageError(f"target {self.name!r}: the model has {total} classes", f"top:{total} at the most")
+                raise UsageError(
+                    f"target {self.name!r}: the model has {total} classes", f"top:{total} at the most"
+                )
             # Stable, so that equal scores give the lower class on every machine.
             order = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices
             return order[:, self.rank - 1]
@@ -71,7 +73,9 @@ def raw_scores(output: Any) -> Tensor:
     if len(found) != 1:
         shapes = ", ".join(f"{path or 'output'} {tuple(tensor.shape)}" for path, tensor in tensors[:6])
         what = "no class scores (N, classes)" if not found else "several tensors that could be class scores"
-        raise UsageError(f"the model returns {what}: {shapes or 'no tensor'}", "this command needs a classifier")
+        raise UsageError(
+            f"the model returns {what}: {shapes or 'no tensor'}", "this command needs a classifier"
+        )
     return found[0]
 
 
@@ -114,7 +118,13 @@ def described(
     """What the target came to for every picture: class, label, score (logit) and probability."""
     logits, probabilities = logits_of(output), probabilities_of(output)
     return [
-        Target(spec.name, index, label_of(index, categories), float(logits[row, index]), float(probabilities[row, index]))
+        Target(
+            spec.name,
+            index,
+            label_of(index, categories),
+            float(logits[row, index]),
+            float(probabilities[row, index]),
+        )
         for row, index in enumerate(classes.tolist())
     ]
 
@@ -127,7 +137,9 @@ def label_of(index: int, categories: Sequence[str] | None) -> str:
 def _check_range(classes: Tensor, total: int) -> None:
     outside = classes[(classes < 0) | (classes >= total)].tolist()
     if outside:
-        raise UsageError(f"class {outside[0]} is out of range: the model has {total} classes", f"0 to {total - 1}")
+        raise UsageError(
+            f"class {outside[0]} is out of range: the model has {total} classes", f"0 to {total - 1}"
+        )
 
 
 def _parsed(text: str, categories: Sequence[str] | None) -> list[TargetSpec]:
@@ -151,14 +163,18 @@ def class_index(label: str, categories: Sequence[str] | None) -> int:
         UsageError: no class, or more than one, has the name.
     """
     if categories is None:
-        raise UsageError(f"target {label!r} is a name and the model's class names are unknown", "--labels FILE, or an id")
+        raise UsageError(
+            f"target {label!r} is a name and the model's class names are unknown", "--labels FILE, or an id"
+        )
     wanted = _folded(label)
     found = [index for index, name in enumerate(categories) if _folded(name) == wanted]
     if len(found) > 1:
         ids = ", ".join(map(str, found))
         raise UsageError(f"target {label!r} names {len(found)} classes: {ids}", "give the id")
     if not found:
-        raise UsageError(f"no class is called {label!r}", near_misses(label, categories) or "top1, top:K, an id or a label")
+        raise UsageError(
+            f"no class is called {label!r}", near_misses(label, categories) or "top1, top:K, an id or a label"
+        )
     return found[0]
 
 

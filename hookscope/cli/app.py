@@ -33,7 +33,8 @@ def _print_version(asked: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit."),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -22,7 +23,13 @@ from hookscope.cli.probes import FeatureMapsFlags, GradcamFlags, GradnormFlags
 from hookscope.cli.recipe import read_recipe, use_recipe
 from hookscope.cli.session import Shared, inspect
 
-_PROBES: dict[str, type] = {"featuremaps": FeatureMapsFlags, "gradcam": GradcamFlags, "gradnorm": GradnormFlags}
+DEMO_RECIPE = Path(__file__).parent.parent / "assets" / "demo.toml"
+
+_PROBES: dict[str, type] = {
+    "featuremaps": FeatureMapsFlags,
+    "gradcam": GradcamFlags,
+    "gradnorm": GradnormFlags,
+}
 
 
 def layers(
@@ -32,7 +39,9 @@ def layers(
     preprocess: PreprocessFlags,
     run: RunFlags,
     talking: TalkFlags,
-    image: Annotated[str | None, typer.Argument(metavar="IMAGE", help="A picture.", show_default=False)] = None,
+    image: Annotated[
+        str | None, typer.Argument(metavar="IMAGE", help="A picture.", show_default=False)
+    ] = None,
     input_size: Annotated[
         str | None, typer.Option(metavar="HxW|CxHxW", help="Run on zeros of this size instead of a picture.")
     ] = None,
@@ -120,23 +129,17 @@ def run(
 
 
 def demo(
-    layers: LayerFlags,
-    pictures: PictureFlags,
+    context: typer.Context,
     run: RunFlags,
     output: OutputFlags,
     talking: TalkFlags,
 ) -> int:
     """Feature maps, Grad-CAM and gradient norms of the bundled model on the bundled cat."""
-    from hookscope.models.demo import PHOTO_FILE
-
-    shared = Shared(layers, ModelFlags(), PreprocessFlags(), pictures, run, output, talking)
-    probes: dict[str, Any] = {
-        "featuremaps": FeatureMapsFlags(overlay=True),
-        "gradcam": GradcamFlags(method=["gradcam", "layercam"], target=["top:2"]),
-        "gradnorm": GradnormFlags(),
-    }
-    images = None if pictures.dataset else [str(PHOTO_FILE)]
-    return inspect("demo", "demo", images, shared, probes)
+    shared = Shared(
+        LayerFlags(), ModelFlags(), PreprocessFlags(), PictureFlags(limit=1), run, output, talking
+    )
+    recipe = read_recipe(context, str(DEMO_RECIPE), shared, _PROBES)
+    return inspect("demo", recipe.model, recipe.images, shared, recipe.probes)
 
 
 def models(

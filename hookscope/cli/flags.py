@@ -45,7 +45,8 @@ class LayerFlags:
     """Which layers."""
 
     layer: Annotated[
-        list[str], typer.Option("--layer", "-l", metavar="GLOB", help="Layers by name, or type:GLOB by class.")
+        list[str],
+        typer.Option("--layer", "-l", metavar="GLOB", help="Layers by name, or type:GLOB by class."),
     ] = field(default_factory=list)
     exclude: Annotated[
         list[str], typer.Option("--exclude", "-x", metavar="GLOB", help="Layers to leave out.")
@@ -64,14 +65,18 @@ class ModelFlags:
         list[str],
         typer.Option(metavar="KEY=VALUE", help="Argument of the model's callable.", rich_help_panel=_MODEL),
     ] = field(default_factory=list)
-    device: Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", rich_help_panel=_MODEL, help="Where to run.")] = (
-        "auto"
-    )
+    device: Annotated[
+        str, typer.Option(metavar="auto|cpu|cuda|mps", rich_help_panel=_MODEL, help="Where to run.")
+    ] = "auto"
     precision: Annotated[
-        str, typer.Option(metavar="fp32|bf16|fp16", rich_help_panel=_MODEL, help="Type of weights and activations.")
+        str,
+        typer.Option(
+            metavar="fp32|bf16|fp16", rich_help_panel=_MODEL, help="Type of weights and activations."
+        ),
     ] = "fp32"
     labels: Annotated[
-        str | None, typer.Option(metavar="FILE", rich_help_panel=_MODEL, help="Class names, one a line or JSON.")
+        str | None,
+        typer.Option(metavar="FILE", rich_help_panel=_MODEL, help="Class names, one a line or JSON."),
     ] = None
 
 
@@ -87,10 +92,12 @@ class PreprocessFlags:
         str | None, typer.Option(metavar="N|HxW", rich_help_panel=_PICTURES, help="Centre crop.")
     ] = None
     mean: Annotated[
-        str | None, typer.Option(metavar="X,X,X", rich_help_panel=_PICTURES, help="Mean of each channel, of 0..1.")
+        str | None,
+        typer.Option(metavar="X,X,X", rich_help_panel=_PICTURES, help="Mean of each channel, of 0..1."),
     ] = None
     std: Annotated[
-        str | None, typer.Option(metavar="X,X,X", rich_help_panel=_PICTURES, help="Deviation of each channel.")
+        str | None,
+        typer.Option(metavar="X,X,X", rich_help_panel=_PICTURES, help="Deviation of each channel."),
     ] = None
 
 
@@ -111,12 +118,18 @@ class PictureFlags:
 class RunFlags:
     """How the run goes."""
 
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", rich_help_panel=_RUN, help="Pictures at a time.")] = 8
+    batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=_RUN, help="Pictures at a time.")
+    ] = 8
     workers: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", rich_help_panel=_RUN, help="Decoding threads; as many as processors up to 4."),
+        typer.Option(
+            min=0, metavar="N", rich_help_panel=_RUN, help="Decoding threads; as many as processors up to 4."
+        ),
     ] = None
-    seed: Annotated[int, typer.Option(metavar="N", rich_help_panel=_RUN, help="Seed of all that is random.")] = 0
+    seed: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel=_RUN, help="Seed of all that is random.")
+    ] = 0
 
 
 @dataclass(frozen=True)
@@ -125,7 +138,9 @@ class OutputFlags:
 
     out: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="DIR", rich_help_panel=_OUTPUT, help="Default: hookscope-out/COMMAND."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", rich_help_panel=_OUTPUT, help="Default: hookscope-out/COMMAND."
+        ),
     ] = None
     overwrite: Annotated[
         bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an earlier run in DIR.")
@@ -147,7 +162,11 @@ class TalkFlags:
     config: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.toml", is_eager=True, callback=_use_config, rich_help_panel=_RUN, help="Flags in TOML."
+            metavar="FILE.toml",
+            is_eager=True,
+            callback=_use_config,
+            rich_help_panel=_RUN,
+            help="Flags in TOML.",
         ),
     ] = None
     as_json: Annotated[
@@ -156,8 +175,12 @@ class TalkFlags:
     dry_run: Annotated[
         bool, typer.Option("--dry-run", rich_help_panel=_RUN, help="Resolve everything, run nothing.")
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=_OUTPUT, help="Errors only.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", rich_help_panel=_OUTPUT, help="Every file.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=_OUTPUT, help="Errors only.")] = (
+        False
+    )
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", rich_help_panel=_OUTPUT, help="Every file.")] = (
+        False
+    )
     debug: Annotated[bool, typer.Option("--debug", rich_help_panel=_RUN, help="Tracebacks.")] = False
 
 
@@ -175,7 +198,7 @@ def with_groups(function: Callable[..., Any]) -> Callable[..., Any]:
             parameters.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
 
     def call(**values: Any) -> Any:
-        built = {name: group_from(kind, values) for name, kind in groups.items()}
+        built: dict[str, Any] = {name: group_from(kind, values) for name, kind in groups.items()}
         flags = {item.name for kind in groups.values() for item in fields(kind)}
         return function(**built, **{name: value for name, value in values.items() if name not in flags})
 
@@ -215,15 +238,21 @@ def add_defaults(context: typer.Context, configs: Iterable[Config], *, below: bo
     for config in configs:
         given = config.defaults(context.command.name or "", all_flags(context))
         new = as_parameters(context.command, given)
-        old = context.default_map or {}
+        old = dict(context.default_map or {})
         context.default_map = new | old if below else old | new
 
 
 def as_parameters(command: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """TOML values under the parameters' names, as the command line would have them."""
     names = parameter_names(command)
-    multiple = {parameter.name: parameter.multiple for parameter in command.params if hasattr(parameter, "multiple")}
-    return {names[flag]: _as_flag(value, multiple=multiple.get(names[flag], False)) for flag, value in given.items()}
+    multiple = {
+        parameter.name: parameter.multiple for parameter in command.params if hasattr(parameter, "multiple")
+    }
+    return {
+        names[flag]: _as_flag(value, multiple=multiple.get(names[flag], False))
+        for flag, value in given.items()
+        if flag in names
+    }
 
 
 def _as_flag(value: Any, *, multiple: bool) -> Any:

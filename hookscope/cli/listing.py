@@ -81,7 +81,9 @@ def _cells(info: LayerInfo) -> tuple[str, ...]:
     calls = "" if info.calls is None else str(info.calls)
     status = "" if info.status in (None, "ok") else str(info.status)
     outputs = {output.site.output: output for output in info.outputs}
-    shapes = ", ".join((f"{path}: " if path else "") + "x".join(map(str, out.shape)) for path, out in outputs.items())
+    shapes = ", ".join(
+        (f"{path}: " if path else "") + "x".join(map(str, out.shape)) for path, out in outputs.items()
+    )
     return (name, info.type, calls, shapes, info.layout, f"{info.parameters:,}", status)
 
 
@@ -97,7 +99,8 @@ def _manifest(
     from hookscope.run import layer_records, model_record, versions
 
     extra = {
-        info.name: {"calls": info.calls, "parameters": info.parameters, "aliases": info.aliases} for info in found
+        info.name: {"calls": info.calls, "parameters": info.parameters, "aliases": info.aliases}
+        for info in found
     }
     return Manifest(
         command="layers",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope.cam.methods import METHODS
-from hookscope.errors import check_choice
-from hookscope.losses import LOSSES
+from hookscope.errors import UsageError, check_choice
+from hookscope.losses import LOSSES, LossFunction
 from hookscope.render.colour import names as colour_names
 
 if TYPE_CHECKING:
@@ -40,13 +40,17 @@ class FeatureMapsFlags:
     ] = None
     max_channels: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="At most N channels a layer, by variance; 64 without --channels."),
+        typer.Option(
+            min=1, metavar="N", help="At most N channels a layer, by variance; 64 without --channels."
+        ),
     ] = None
     scale: Annotated[
         str, typer.Option(metavar="channel|layer", help="Colour range: each channel's own, or the layer's.")
     ] = "channel"
     columns: Annotated[int | None, typer.Option(min=1, metavar="N", help="Columns of the grid.")] = None
-    overlay: Annotated[bool, typer.Option("--overlay", help="Also the mean activation on the picture.")] = False
+    overlay: Annotated[bool, typer.Option("--overlay", help="Also the mean activation on the picture.")] = (
+        False
+    )
     raw: Annotated[bool, typer.Option("--raw", help="Also the values, as safetensors.")] = False
     cmap: Cmap = "viridis"
     alpha: Alpha = 0.6
@@ -119,7 +123,9 @@ class GradnormFlags:
     ] = "cross_entropy"
     target: Annotated[
         str | None,
-        typer.Option("--target", "-t", metavar="ID|LABEL", help="True class; else folders, else the prediction."),
+        typer.Option(
+            "--target", "-t", metavar="ID|LABEL", help="True class; else folders, else the prediction."
+        ),
     ] = None
     max_norm: Annotated[
         float | None, typer.Option(metavar="X", help="Fail (exit 1) when the total norm is above X.")
@@ -127,14 +133,13 @@ class GradnormFlags:
 
     def task(self, shared: Shared) -> Task:
         """The task of these flags."""
-        from hookscope.models.user import load_object
         from hookscope.tasks.gradnorm import GradnormOptions, GradnormTask, check_max_norm
 
         check_max_norm(self.max_norm)
         options = GradnormOptions(
             layer=tuple(shared.layers.layer) or ("**",),
             exclude=tuple(shared.layers.exclude),
-            loss=load_object(self.loss) if ":" in self.loss else self.loss,
+            loss=_loaded(self.loss) if ":" in self.loss else self.loss,
             loss_name=self.loss,
             target=self.target,
             max_norm=self.max_norm,
@@ -148,6 +153,17 @@ class GradnormFlags:
         return Drawing()
 
 
+def _loaded(spec: str) -> LossFunction:
+    from hookscope.models.user import resolved
+
+    with resolved(spec) as found:
+        if not callable(found):
+            raise UsageError(
+                f"the loss {spec!r} is no callable", "it takes the model's output and the targets"
+            )
+        return found  # type: ignore[no-any-return]
+
+
 def _drawing(cmap: str, alpha: float, view: str, picture_format: str | None, *, overlay: bool) -> Drawing:
     from hookscope.output.encode import FORMATS
     from hookscope.output.writers import PictureOptions
@@ -156,8 +172,10 @@ def _drawing(cmap: str, alpha: float, view: str, picture_format: str | None, *, 
 
     check_choice("--cmap", cmap, colour_names())
     check_choice("--view", view, VIEWS)
-    formats = {}
+    options = PictureOptions(cmap=cmap, alpha=alpha, view=view)
     if picture_format is not None:
         check_choice("--format", picture_format, FORMATS)
-        formats = dict.fromkeys(("grid_format", "heat_format", "overlay_format"), picture_format)
-    return Drawing(PictureOptions(cmap=cmap, alpha=alpha, view=view, **formats), overlay=overlay)
+        options = replace(
+            options, grid_format=picture_format, heat_format=picture_format, overlay_format=picture_format
+        )
+    return Drawing(options, overlay=overlay)

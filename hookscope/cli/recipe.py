@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import typer
@@ -58,10 +58,16 @@ def read_recipe(context: typer.Context, path: str, shared: Shared, kinds: Mappin
     tables = {name: table for name, table in config.values.items() if isinstance(table, dict)}
     odd = [name for name in tables if name not in kinds]
     if odd:
-        raise UsageError(f"unknown table {odd[0]!r} in {path}", near_misses(odd[0], kinds) or f"known: {', '.join(kinds)}")
+        raise UsageError(
+            f"unknown table {odd[0]!r} in {path}", near_misses(odd[0], kinds) or f"known: {', '.join(kinds)}"
+        )
     if not tables:
         raise UsageError(f"{path} has no table for a probe", f"[{'], ['.join(kinds)}]")
-    probes = {name: _probe(context, path, name, kinds[name], tables[name], shared) for name in kinds if name in tables}
+    probes = {
+        name: _probe(context, path, name, kinds[name], tables[name], shared)
+        for name in kinds
+        if name in tables
+    }
     return Recipe(model, _images(config), shared, probes)
 
 
@@ -72,13 +78,13 @@ def _probe(
     command: Any = context.find_root().command
     target = command.commands[name]
     names = parameter_names(target)
-    own = {flag for flag, parameter in names.items() if parameter in kind.__dataclass_fields__}
+    own = {flag for flag, parameter in names.items() if parameter in {item.name for item in fields(kind)}}
     allowed = own | {"layer", "exclude"}
     defaults = Config(f"{path} [{name}]", table).defaults(name, {name: allowed})
     given = as_parameters(target, defaults)
     with target.make_context(name, [str(table.get("model", "demo"))], default_map=given) as made:
         layers = group_from(LayerFlags, made.params)
-        flags = group_from(kind, made.params)
+        flags: Any = group_from(kind, made.params)
     return _ProbeInRun(flags, layers if {"layer", "exclude"} & set(defaults) else shared.layers)
 
 

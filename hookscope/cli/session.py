@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookscope.cli import talk
-from hookscope.cli.flags import LayerFlags, ModelFlags, OutputFlags, PictureFlags, PreprocessFlags, RunFlags, TalkFlags
+from hookscope.cli.flags import (
+    LayerFlags,
+    ModelFlags,
+    OutputFlags,
+    PictureFlags,
+    PreprocessFlags,
+    RunFlags,
+    TalkFlags,
+)
 from hookscope.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -160,7 +168,9 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
     if flags.dry_run:
         for pattern, names in manifest.patterns.items():
             talk.say(f"{pattern}: {', '.join(names)}")
-        talk.say(f"{len(job.found.refs)} pictures, {len(manifest.layers)} layers, to {job.out.path}; nothing was run")
+        talk.say(
+            f"{len(job.found.refs)} pictures, {len(manifest.layers)} layers, to {job.out.path}; nothing was run"
+        )
         return
     for record in manifest.images:
         if record["status"] == "ok":
@@ -171,6 +181,9 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
         for record in manifest.artifacts:
             talk.say(str(job.out.path / record["path"]))
     _tell_odd(manifest.artifacts)
+    if not flags.verbose and manifest.artifacts:
+        first = min(manifest.artifacts, key=lambda record: record["part"] != "overlay")
+        talk.say(f"for instance {job.out.path / first['path']}")
     talk.say(f"{len(manifest.artifacts)} files in {job.out.path}")
 
 

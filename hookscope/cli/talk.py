@@ -46,7 +46,10 @@ def probability(value: float) -> str:
 
 def top_line(record: Mapping[str, Any], count: int = 3) -> str:
     """A picture and its best classes: `cat.png  Egyptian cat .72, tabby .13`."""
-    best = [f"{top['label'] or 'class ' + str(top['class'])} {probability(top['probability'])}" for top in record["top"]]
+    best = [
+        f"{top['label'] or 'class ' + str(top['class'])} {probability(top['probability'])}"
+        for top in record["top"]
+    ]
     return "  ".join(filter(None, (record["path"], ", ".join(best[:count]))))
 
 

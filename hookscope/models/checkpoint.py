@@ -102,23 +102,10 @@ def check(peeled: Peeled, expected: Mapping[str, Any], origin: str = "the weight
     Raises:
         ModelError: one for all that does not fit.
     """
-    state = peeled.state
-    missing = [name for name in expected if name not in state and not _is_bookkeeping(name)]
-    unexpected = [
-        name
-        for name, value in state.items()
-        if name not in expected and isinstance(value, Tensor) and not _is_bookkeeping(name)
-    ]
-    common = [name for name in expected if name in state]
-    reshaped = [name for name in common if _differ(state[name], expected[name], _shape)]
-    rekinded = [
-        name
-        for name in common
-        if name not in reshaped and not _is_bookkeeping(name) and _differ(state[name], expected[name], _kind)
-    ]
-    if missing or unexpected or reshaped or rekinded:
-        raise _mismatch(origin, peeled, expected, missing, unexpected, reshaped, rekinded)
-    return {name: state[name] for name in common}
+    found = _differences(peeled.state, expected)
+    if found.any():
+        raise _mismatch(origin, peeled, expected, found)
+    return {name: peeled.state[name] for name in expected if name in peeled.state}
 
 
 def class_count(peeled: Peeled, expected: Mapping[str, Any], classes: int | None = None) -> int | None:
@@ -238,15 +225,31 @@ def _kind(value: Any) -> str:
     return "truth" if value.dtype is torch.bool else "integer"
 
 
-def _mismatch(
-    origin: str,
-    peeled: Peeled,
-    expected: Mapping[str, Any],
-    missing: list[str],
-    unexpected: list[str],
-    reshaped: list[str],
-    rekinded: list[str],
-) -> ModelError:
+@dataclass(frozen=True)
+class _Differences:
+    missing: list[str]
+    unexpected: list[str]
+    reshaped: list[str]
+    rekinded: list[str]
+
+    def any(self) -> bool:
+        return bool(self.missing or self.unexpected or self.reshaped or self.rekinded)
+
+
+def _differences(state: State, expected: Mapping[str, Any]) -> _Differences:
+    common = [name for name in expected if name in state]
+    reshaped = [name for name in common if _differ(state[name], expected[name], _shape)]
+    same_shape = [name for name in common if name not in reshaped and not _is_bookkeeping(name)]
+    foreign = [name for name, value in state.items() if name not in expected and isinstance(value, Tensor)]
+    return _Differences(
+        missing=[name for name in expected if name not in state and not _is_bookkeeping(name)],
+        unexpected=[name for name in foreign if not _is_bookkeeping(name)],
+        reshaped=reshaped,
+        rekinded=[name for name in same_shape if _differ(state[name], expected[name], _kind)],
+    )
+
+
+def _mismatch(origin: str, peeled: Peeled, expected: Mapping[str, Any], found: _Differences) -> ModelError:
     state = peeled.state
 
     def sizes(name: str) -> str:
@@ -256,14 +259,14 @@ def _mismatch(
         return f"{name} {_kind(state[name])} for {_kind(expected[name])}"
 
     parts = [
-        _part("missing", missing, lambda name: f"{name} {_size(expected[name])}"),
-        _part("unexpected", unexpected, lambda name: f"{name} {_size(state[name])}"),
-        _part("of another shape", reshaped, sizes),
-        _part("of another kind", rekinded, kinds),
+        _part("missing", found.missing, lambda name: f"{name} {_size(expected[name])}"),
+        _part("unexpected", found.unexpected, lambda name: f"{name} {_size(state[name])}"),
+        _part("of another shape", found.reshaped, sizes),
+        _part("of another kind", found.rekinded, kinds),
     ]
     place = f" under {peeled.nesting!r}" if peeled.nesting else ""
     needed = sum(not _is_bookkeeping(name) for name in expected)
-    fitting = needed - len(missing) - len(reshaped) - len(rekinded)
+    fitting = needed - len(found.missing) - len(found.reshaped) - len(found.rekinded)
     return ModelError(
         f"{origin}{place} do not fit the model, {fitting} of {needed} tensors do: "
         + "; ".join(part for part in parts if part),

@@ -26,6 +26,8 @@ MAX_UNPACKED_RATIO = 50
 
 _MIB = 2**20
 _HEAD_BYTES = 512
+_ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80"
 _UNSAFE = re.compile(
     r"GLOBAL (\S+)|unrecognized function (.+?)(?: which|$)|but got (<class .+?>)", re.MULTILINE
 )
@@ -44,9 +46,9 @@ def read_state_dict(path: Path) -> Any:
     path = path.expanduser()
     head, size = _head(path)
     _refuse_text(path, head, size)
-    if head.startswith(b"PK"):
+    if head.startswith(_ZIP):
         _check_zip(path, size)
-    elif path.suffix == ".safetensors" or _is_safetensors(head, size):
+    elif _is_safetensors(head, size) or (path.suffix == ".safetensors" and not head.startswith(_PICKLE)):
         return _read_safetensors(path)
     return _read_torch(path)
 
@@ -155,9 +157,10 @@ def _read_safetensors(path: Path) -> Any:
 
 def _read_torch(path: Path) -> Any:
     try:
-        with warnings.catch_warnings():
+        # The open file, not the path: torch takes a path that ends in .safetensors for what it says.
+        with warnings.catch_warnings(), path.open("rb") as file:
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle may raise anything
         raise _refused(path, error) or _damaged(path, error) from error
 

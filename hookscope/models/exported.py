@@ -15,6 +15,7 @@ import torch
 from hookscope.errors import ModelError, UsageError, near_misses
 from hookscope.models.loaded import Request, Source
 from hookscope.models.preprocess import Preprocess
+from hookscope.models.wording import one_line
 
 SUFFIX = ".pt2"
 
@@ -55,9 +56,8 @@ def _program(path: Path) -> Any:
             warnings.simplefilter("ignore")
             return torch.export.load(path)
     except Exception as error:  # a damaged archive may raise anything
-        reason = str(error).strip().partition("\n")[0][:200]
         raise ModelError(
-            f"the exported program {str(path)!r} cannot be read ({type(error).__name__}: {reason})",
+            f"the exported program {str(path)!r} cannot be read ({type(error).__name__}: {one_line(error)})",
             "export it again with this version of torch",
         ) from error
 

@@ -26,6 +26,7 @@ from hookscope.models.loaded import (
 from hookscope.models.preprocess import PLAIN_SOURCE, Preprocess, Size
 from hookscope.models.user import given, is_user_spec, own_copy
 from hookscope.models.user import load as load_user
+from hookscope.models.wording import one_line
 
 _RANDOM = "the weights are RANDOM: the shapes are real, but no value means anything"
 _PLAIN = (
@@ -152,7 +153,8 @@ def _placed(source: Source, device: torch.device, dtype: torch.dtype, channels_l
         raise
     except Exception as error:  # too little memory, or a module that overrides these
         raise ModelError(
-            f"the model cannot be moved to {str(device)!r}: {error}", "try --device cpu --precision fp32"
+            f"the model cannot be moved to {str(device)!r}: {one_line(error)}",
+            "try --device cpu --precision fp32",
         ) from error
 
 

@@ -14,6 +14,7 @@ from hookscope.models.checkpoint_file import read_state_dict
 from hookscope.models.loaded import Request, Source
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.weights import fill, is_file
+from hookscope.models.wording import one_line
 
 PREFIX = "timm/"
 
@@ -94,9 +95,8 @@ def _create(timm: Any, name: str, arguments: Mapping[str, object], *, pretrained
     except TypeError as error:
         raise UsageError(f"timm cannot build {name!r}: {error}", "see --model-arg") from error
     except Exception as error:  # a hub that cannot be reached raises what its client likes
-        reason = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"timm cannot build {name!r}: {type(error).__name__}: {reason}",
+            f"timm cannot build {name!r}: {type(error).__name__}: {one_line(error)}",
             "--weights none gives random ones, --weights PATH a file of yours",
         ) from error
     return module

@@ -26,6 +26,7 @@ from hookscope.models.checkpoint_file import read_state_dict
 from hookscope.models.loaded import Request, Source
 from hookscope.models.unwrapping import unwrapped
 from hookscope.models.weights import fill, is_file
+from hookscope.models.wording import one_line
 
 AS_BUILT = "as the callable made it"
 
@@ -118,7 +119,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     except Exception as error:  # tensors with a graph, locks, open files: a module may hold anything
         raise ModelError(
             f"the {type(module).__name__} must change mode, device, precision or weights, "
-            f"but cannot be copied: {error}",
+            f"but cannot be copied: {one_line(error)}",
             "give a function that makes it, or change it yourself",
         ) from error
 
@@ -238,7 +239,7 @@ def _users_code(where: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         raise ModelError(
-            f"{where!r} raised {type(error).__name__}: {error}", "run it by itself to see where"
+            f"{where!r} raised {type(error).__name__}: {one_line(error)}", "run it by itself to see where"
         ) from error
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from hookscope.errors import ModelError
 from hookscope.models.checkpoint import SUFFIXES, Peeled, check, class_count, peel
+from hookscope.models.wording import one_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def _put(module: nn.Module, peeled: Peeled, origin: str) -> None:
     try:
         module.load_state_dict(state, strict=False)
     except RuntimeError as error:  # a sparse or meta tensor, a hook of the module's own
-        raise ModelError(f"{origin} cannot be copied into the model: {error}") from error
+        raise ModelError(f"{origin} cannot be copied into the model: {one_line(error)}") from error
 
 
 def _notes(peeled: Peeled) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from hookscope.models.checkpoint import Peeled, peel, read_state_dict
 from hookscope.models.loaded import Request, Source
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.weights import fill, is_file
+from hookscope.models.wording import one_line
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,9 @@ def load(name: str, request: Request) -> Source:
         raise UsageError(
             f"unknown model {name!r}", near_misses(name, names()) or "`hookscope models` lists the names"
         )
+    for argument in ("weights", "pretrained", "progress"):
+        if argument in request.arguments:
+            raise UsageError(f"{argument!r} is no argument of {name!r} here", "choose weights with --weights")
     if request.weights.lower() == "none":
         return _random(name, request)
     entry = _entry(name, request.weights)
@@ -147,7 +151,7 @@ def _not_downloaded(name: str, entry: Any, path: Path, error: Exception) -> Mode
     if cached:
         ways.insert(0, f"--weights {cached[0]}, which is in the cache")
     return ModelError(
-        f"the weights {entry.name} of {name!r} cannot be downloaded: {path.name} ({error})",
+        f"the weights {entry.name} of {name!r} cannot be downloaded: {path.name} ({one_line(error)})",
         f"put the file at {path}, or give {', or '.join(ways)}",
     )
 
@@ -243,10 +247,10 @@ def _build(name: str, arguments: Mapping[str, object]) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cast(nn.Module, builder(**arguments))
-    except (TypeError, ValueError, AssertionError) as error:
+    except (RuntimeError, OSError, MemoryError) as error:
+        raise ModelError(f"{name!r} cannot be built: {one_line(error)}") from error
+    except Exception as error:  # an argument of the wrong kind may lead to any
         raise _bad_arguments(name, error) from error
-    except (RuntimeError, NotImplementedError) as error:
-        raise ModelError(f"{name!r} cannot be built: {error}") from error
 
 
 def _bad_arguments(name: str, error: Exception) -> UsageError:
@@ -254,7 +258,7 @@ def _bad_arguments(name: str, error: Exception) -> UsageError:
     if unknown is None:
         own = "official weights come with their own: --weights none, or a file, allows others"
         hint = own if "expected value" in str(error) else "see --model-arg"
-        return UsageError(f"{name!r} cannot be built with these arguments: {error}", hint)
+        return UsageError(f"{name!r} cannot be built with these arguments: {one_line(error)}", hint)
     hint = (
         near_misses(unknown.group(1), _parameters(name)) or f"it takes {', '.join(sorted(_parameters(name)))}"
     )

@@ -59,7 +59,13 @@ def to_json_table(table: Table) -> str:
         return to_json(table.data)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return to_json(
-        {"kind": table.kind, "title": table.title, "columns": table.columns, "rows": rows, "notes": table.notes}
+        {
+            "kind": table.kind,
+            "title": table.title,
+            "columns": table.columns,
+            "rows": rows,
+            "notes": table.notes,
+        }
     )
 
 

@@ -48,7 +48,7 @@ class CamProbe(Probe):
         self, layers: frozenset[str], infos: Infos, methods: Sequence[Method], objectives: frozenset[str]
     ) -> None:
         self.layers = layers
-        self.objectives = objectives
+        self.objectives = self._wanted = objectives
         self._infos = infos
         self._methods = tuple(methods)
         self._activations: dict[Site, Tensor] = {}
@@ -78,7 +78,7 @@ class CamProbe(Probe):
     def fill(self, unreached: Mapping[str, frozenset[Site]]) -> None:
         """Give sites that an objective does not depend on their (all zero) maps, said to be `zero-gradient`."""
         for objective, sites in unreached.items():
-            for site in sites & self._activations.keys() if objective in self.objectives else ():
+            for site in sites & self._activations.keys() if objective in self._wanted else ():
                 pictures, _, height, width = self._activations[site].shape
                 for method in self._methods:
                     zeros = torch.zeros(pictures, height, width)

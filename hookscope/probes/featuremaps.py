@@ -170,7 +170,9 @@ def _parsed_list(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if last < first or last - first > 1_000_000:
-            raise UsageError(f"--channels {text!r} is not a choice of channels", "all, top:K, random:K or 0-15,40")
+            raise UsageError(
+                f"--channels {text!r} is not a choice of channels", "all, top:K, random:K or 0-15,40"
+            )
         indices.extend(range(first, last + 1))
     return tuple(dict.fromkeys(indices))
 

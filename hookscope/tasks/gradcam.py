@@ -100,12 +100,18 @@ class GradcamTask:
 
     def conclude(self) -> Conclusion:
         statuses = {site: worst_status(said) for site, said in self._statuses.items()}
-        warnings = [f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
-                    for site in sorted(self._unobservable)]
+        warnings = [
+            f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
+            for site in sorted(self._unobservable)
+        ]
         flat = [str(site) for site, status in statuses.items() if status == "zero-gradient"]
         if flat:
-            warnings.append(f"{', '.join(flat)}: the score's gradient is zero at every position of the picture")
-        lines = (f"layer {self._chosen_by_default} (the last one with a spatial output that the score depends on)",)
+            warnings.append(
+                f"{', '.join(flat)}: the score's gradient is zero at every position of the picture"
+            )
+        lines = (
+            f"layer {self._chosen_by_default} (the last one with a spatial output that the score depends on)",
+        )
         return Conclusion(
             statuses=statuses, warnings=tuple(warnings), lines=lines if self._chosen_by_default else ()
         )

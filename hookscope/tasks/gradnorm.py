@@ -82,7 +82,9 @@ class GradnormTask:
         if not any(row.gradient is not None for row in report.parameters) and not any(
             row.output_grad is not None for row in report.layers
         ):
-            raise NothingMeasured("the loss has no gradient at any parameter or layer", "does it depend on the output?")
+            raise NothingMeasured(
+                "the loss has no gradient at any parameter or layer", "does it depend on the output?"
+            )
         table = Table(
             kind=self.name,
             title="Gradient norms",
@@ -218,7 +220,11 @@ def _plot(report: GradReport) -> bytes:
     from hookscope.render.plot import Series, depth
 
     outputs = [(str(row.site), row.output_grad.norm) for row in report.layers if row.output_grad]
-    own = [(str(row.site), row.parameter_grad_norm) for row in _once(report.layers) if row.parameter_grad_norm is not None]
+    own = [
+        (str(row.site), row.parameter_grad_norm)
+        for row in _once(report.layers)
+        if row.parameter_grad_norm is not None
+    ]
     series = [
         Series(name, tuple(n for n, _ in points), tuple(v for _, v in points))
         for name, points in (("gradient at the output", outputs), ("gradient of own parameters", own))
