@@ -5,7 +5,7 @@ Guesses nothing from a layer's name. Where no layout is certain it is `""`, neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -44,21 +44,39 @@ class Record:
     same_as: Site | None = None
 
 
-def describe(
-    records: Sequence[Record], modules: Mapping[str, nn.Module], input_shape: Shape
-) -> tuple[OutputInfo, ...]:
-    """Layout and grid of every record, in the order in which the calls ended.
+class Layouts:
+    """What each output is, learnt while it passes: `add` every record in the order in which calls end.
 
-    `input_shape` is the picture's (N, C, H, W): a grid must have its aspect to count as spatial.
+    Args:
+        modules: every module by its first name.
+        input_shape: the pictures' (N, C, H, W): a grid must have their aspect to count as spatial.
     """
-    known: dict[Site, OutputInfo] = {}
-    for order, record in enumerate(records):
-        layout = _layout(record, modules[record.site.layer], known, input_shape)
-        grid = _grid(record, layout, known, input_shape)
-        known[record.site] = OutputInfo(
-            record.site, record.shape, record.dtype, layout, grid, record.same_as, order
+
+    def __init__(self, modules: Mapping[str, nn.Module], input_shape: Shape) -> None:
+        self.outputs: dict[Site, OutputInfo] = {}
+        self._modules = modules
+        self._input_shape = input_shape
+
+    def add(self, record: Record) -> None:
+        """Take one more output; what was added before decides where its own kind of module does not."""
+        layout = _layout(record, self._modules[record.site.layer], self.outputs, self._input_shape)
+        self.outputs[record.site] = OutputInfo(
+            site=record.site,
+            shape=record.shape,
+            dtype=record.dtype,
+            layout=layout,
+            grid=_grid(record, layout, self.outputs, self._input_shape),
+            same_as=record.same_as,
+            order=len(self.outputs),
         )
-    return tuple(known.values())
+
+    def get(self, site: Site) -> OutputInfo | None:
+        """What is known of a site."""
+        return self.outputs.get(site)
+
+    def clear(self) -> None:
+        """Forget the pass; another is to begin."""
+        self.outputs.clear()
 
 
 def is_spatial(info: OutputInfo) -> bool:

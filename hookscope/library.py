@@ -10,17 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.artifacts import MapStatus
-from hookscope.cam.choice import site_infos, spatial_selection
+from hookscope.cam.choice import spatial_selection
 from hookscope.cam.methods import method
 from hookscope.cam.targets import TargetSpec, logits_of, score_objective
 from hookscope.errors import UsageError
 from hookscope.gradreport import GradReport, grad_report
 from hookscope.hooks import Needs, Probe, unwrap
-from hookscope.layers import Selection, Site, all_names, select
+from hookscope.layers import Selection, Site, all_names, modules_by_name, select
+from hookscope.layouts import Layouts
 from hookscope.losses import loss_function, loss_objective
 from hookscope.probes.cam import CamProbe
 from hookscope.probes.gradnorm import GradNormProbe
-from hookscope.runner import Objective, list_layers, running
+from hookscope.probes.shapes import ShapeProbe
+from hookscope.runner import Objective, running
 
 
 @dataclass(frozen=True)
@@ -100,19 +102,22 @@ def gradcam(
         ModelError: the model raised on `x`.
     """
     model, _ = unwrap(model)
-    infos = site_infos(list_layers(model, x[:1]))
-    selection = spatial_selection(select(model, layers), infos)
+    layouts = Layouts(modules_by_name(model), tuple(x.shape))
+    selection = select(model, layers)
     specs = _target_specs(targets)
     names = frozenset(spec.name for spec in specs)
-    probe = CamProbe(frozenset(selection.names), infos.get, [method(name) for name in methods], names)
+    probe = CamProbe(frozenset(selection.names), layouts.get, [method(name) for name in methods], names)
     classes: dict[str, Tensor] = {}
 
     def objectives(output: Any) -> list[Objective]:
+        spatial_selection(selection, layouts.outputs)
         logits = logits_of(output)
         classes.update({spec.name: spec.classes(logits) for spec in specs})
         return [score_objective(spec, classes[spec.name]) for spec in specs]
 
-    with running(model, [probe], selection) as runner:
+    # The layouts are learnt in the same pass: one more forward, even of one picture, would cost more than that.
+    everything = Selection(tuple(all_names(model)))
+    with running(model, [ShapeProbe(layouts), probe], everything) as runner:
         done = runner.forward(x, objectives)
     probe.fill(done.unreached)
     return [

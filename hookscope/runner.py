@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, ModelError
 from hookscope.hooks import Attachment, Probe, attached, preserved, unwrap
-from hookscope.layers import LayerInfo, Selection, Site, Status, all_names, modules_by_name
-from hookscope.layouts import describe
+from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, Status, all_names, modules_by_name
+from hookscope.layouts import Layouts
 from hookscope.probes.shapes import ShapeProbe
 
 
@@ -155,20 +155,18 @@ def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
     model, _ = unwrap(model)
     if x is None:
         return _static_infos(model)
-    probe = ShapeProbe()
+    layouts = Layouts(modules_by_name(model), tuple(x.shape))
     everything = Selection(tuple(all_names(model)))
-    with running(model, [probe], everything) as runner:
+    with running(model, [ShapeProbe(layouts)], everything) as runner:
         runner.forward(x)
         statuses = {name: runner.attachment.status(name) for name in everything.names}
-    outputs: dict[str, list[Any]] = {}
-    for info in describe(probe.records, modules_by_name(model), tuple(x.shape)):
+    outputs: dict[str, list[OutputInfo]] = {}
+    for info in layouts.outputs.values():
         outputs.setdefault(info.site.layer, []).append(info)
     return [_with_run(info, outputs.get(info.name, []), statuses[info.name]) for info in _static_infos(model)]
 
 
-def _with_run(info: LayerInfo, outputs: list[Any], status: Status) -> LayerInfo:
-    from dataclasses import replace
-
+def _with_run(info: LayerInfo, outputs: list[OutputInfo], status: Status) -> LayerInfo:
     calls = len({output.site.call for output in outputs})
     if status is Status.NO_TENSOR:
         calls = 1

@@ -326,13 +326,13 @@ def test_any_other_zip_is_refused(tmp_path):
         read_state_dict(path)
 
 
-def archive_of(path, pickles, compression=zipfile.ZIP_DEFLATED):
+def archive_of(pickles, name="a/data.pkl"):
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for content in pickles:
-            archive.writestr(zipfile.ZipInfo("a/data.pkl"), content, compress_type=compression)
+            archive.writestr(name, content)
         archive.writestr("a/version", "3\n")
-    path.write_bytes(buffer.getvalue())
+    return buffer.getvalue()
 
 
 SMALL = pickle.dumps({}, protocol=2)
@@ -352,8 +352,29 @@ GIANT = b"\x80\x02" + b"]0" * (17 * 2**20) + b"}."
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, pickles, words):
     path = tmp_path / "weights.pth"
-    archive_of(path, pickles)
+    path.write_bytes(archive_of(pickles))
     with pytest.raises(ModelError, match=words):
+        read_state_dict(path)
+
+
+def test_a_bomb_in_capital_letters_is_found_as_torch_finds_it(tmp_path):
+    path = tmp_path / "weights.pth"
+    path.write_bytes(archive_of([GIANT], "a/DATA.PKL"))
+    with pytest.raises(ModelError, match="pickle of 34 MiB"):
+        read_state_dict(path)
+
+
+def test_a_bomb_behind_a_second_directory_is_found(tmp_path):
+    """The end record points at the true directory; zipfile believes the harmless copy before the end record."""
+    bomb = archive_of([GIANT])
+    end = bomb.rindex(b"PK\x05\x06")
+    directory = bomb[bomb.index(b"PK\x01\x02") : end]
+    harmless = directory.replace(len(GIANT).to_bytes(4, "little"), (9).to_bytes(4, "little"))
+    path = tmp_path / "weights.pth"
+    path.write_bytes(bomb[:end] + harmless + bomb[end:])
+    with zipfile.ZipFile(path) as archive:
+        assert archive.getinfo("a/data.pkl").file_size == 9
+    with pytest.raises(ModelError, match="pickle of 34 MiB"):
         read_state_dict(path)
 
 

@@ -107,21 +107,30 @@ def _check_zip(path: Path, size: int) -> None:
     # Every one: torch reads the first data.pkl of the archive, and zipfile by name the last.
     for member in members:
         if _member_name(member.filename) == "data.pkl":
-            _check_pickle_size(path, member)
+            _check_pickle_size(path, member.file_size, member.compress_size)
     unpacked = sum(member.file_size for member in members)
     if unpacked > max(64 * _MIB, MAX_UNPACKED_RATIO * size):
         raise _bomb(path, f"{size} bytes that would unpack to {unpacked}")
+    # A file may hold two directories, of which torch and zipfile each believe another.
+    _check_pickle_size(path, _pickle_bytes(path), size)
 
 
-def _check_pickle_size(path: Path, member: zipfile.ZipInfo) -> None:
-    unpacked = member.file_size
+def _pickle_bytes(path: Path) -> int:
+    try:
+        reader = torch._C.PyTorchFileReader(str(path))
+        measure = getattr(reader, "get_record_size", None)  # not every torch has it
+        return 0 if measure is None else int(measure("data.pkl"))
+    except RuntimeError as error:
+        raise _damaged(path, error) from error
+
+
+def _check_pickle_size(path: Path, unpacked: int, packed: int) -> None:
     if unpacked > MAX_PICKLE_BYTES:
-        raise _bomb(
-            path, f"a pickle of {unpacked / _MIB:.0f} MiB; the limit is {MAX_PICKLE_BYTES // _MIB} MiB"
-        )
-    if unpacked > max(_MIB, MAX_PICKLE_RATIO * member.compress_size):
-        packed = max(1, member.compress_size)
-        raise _bomb(path, f"a pickle packed {unpacked // packed}:1; the limit is {MAX_PICKLE_RATIO}:1")
+        limit = MAX_PICKLE_BYTES // _MIB
+        raise _bomb(path, f"a pickle of {unpacked / _MIB:.0f} MiB; the limit is {limit} MiB")
+    if unpacked > max(_MIB, MAX_PICKLE_RATIO * packed):
+        ratio = unpacked // max(1, packed)
+        raise _bomb(path, f"a pickle packed {ratio}:1; the limit is {MAX_PICKLE_RATIO}:1")
 
 
 def _bomb(path: Path, what: str) -> ModelError:
@@ -145,7 +154,7 @@ def _refuse_other_archives(path: Path, names: list[str]) -> None:
 
 
 def _member_name(name: str) -> str:
-    return name.replace("\\", "/").rpartition("/")[2]
+    return name.replace("\\", "/").rpartition("/")[2].lower()  # torch finds DATA.PKL as well
 
 
 def _read_safetensors(path: Path) -> Any:

@@ -38,7 +38,7 @@ _PLAIN = (
 def load_model(
     spec: str | nn.Module,
     *,
-    weights: str = "default",
+    weights: str | Path = "default",
     device: str = "cpu",
     model_args: Mapping[str, object] | None = None,
     labels: str | Path | None = None,
@@ -67,7 +67,7 @@ def load_model(
     """
     place, dtype = resolve_device(device), resolve_precision(precision)
     names = None if labels is None else read_labels(Path(labels))
-    source = _source(spec, Request(weights, dict(model_args or {})))
+    source = _source(spec, Request(str(weights), dict(model_args or {})))
     channels_last = source.channels_last and place.type in ("cpu", "cuda") and not _has_volumes(source.module)
     module = _placed(source, place, dtype, channels_last)
     base = source.preprocess or Preprocess.plain(first_channels(module))

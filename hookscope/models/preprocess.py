@@ -134,7 +134,8 @@ class Preprocess:
             ImageError: the picture would have to be enlarged beyond 2**28 pixels.
         """
         self._require_pictures()
-        image = image.convert("RGB" if self.channels == 3 else "L")
+        mode = "RGB" if self.channels == 3 else "L"
+        image = image if image.mode == mode else image.convert(mode)
         width, height = self._resized(image.width, image.height)
         if (width, height) != image.size:
             image = image.resize((width, height), _RESAMPLING[self.interpolation])

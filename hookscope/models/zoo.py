@@ -167,7 +167,7 @@ def _first(name: str) -> Any:
 def _entry(name: str, weights: str) -> Any | None:
     """The official entry that a word names; `None` where it is a file."""
     known = _entries(name).__members__
-    word = weights.rpartition(".")[2].upper()
+    word = weights.rpartition(".")[2].upper() if Path(weights).name == weights else ""
     if weights.lower() == "default" or word in known:
         return known[word]
     if is_file(weights):

@@ -6,32 +6,34 @@ from torch import Tensor
 
 from hookscope.hooks import Needs, Probe
 from hookscope.layers import Site
-from hookscope.layouts import Record
+from hookscope.layouts import Layouts, Record
 
 
 class ShapeProbe(Probe):
-    """Keeps shapes, and of the values only the latest tensor, to know it again when a parent returns it."""
+    """Tells `layouts` of every output, before the probes that are attached after it hear of it.
+
+    Of the values it keeps only the latest tensor, to know it again when a parent returns it.
+    """
 
     needs = Needs(outputs=True)
 
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self._latest: tuple[Tensor, int] | None = None
+    def __init__(self, layouts: Layouts) -> None:
+        self._layouts = layouts
+        self._latest: tuple[Site, Tensor, int] | None = None
 
     def begin(self, pictures: int) -> None:
-        self.records.clear()
+        self._layouts.clear()
         self._latest = None
 
     def on_output(self, site: Site, tensor: Tensor) -> None:
-        same = self.records[-1].site if self.records and self._is_latest(tensor) else None
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self.records.append(Record(site, tuple(tensor.shape), dtype, same))
+        self._layouts.add(Record(site, tuple(tensor.shape), dtype, self._same_as(tensor)))
         # Held so that its memory cannot be given to another tensor before the next call ends.
-        self._latest = (tensor, tensor._version)
+        self._latest = (site, tensor, tensor._version)
 
-    def _is_latest(self, tensor: Tensor) -> bool:
+    def _same_as(self, tensor: Tensor) -> Site | None:
         if self._latest is None:
-            return False
-        latest, version = self._latest
+            return None
+        site, latest, version = self._latest
         same_memory = latest.data_ptr() == tensor.data_ptr() and latest.stride() == tensor.stride()
-        return same_memory and latest.shape == tensor.shape and tensor._version == version
+        return site if same_memory and latest.shape == tensor.shape and tensor._version == version else None
