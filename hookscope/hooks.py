@@ -339,20 +339,6 @@ def preserved(model: nn.Module) -> Iterator[None]:
             _restore_buffers(buffers)
 
 
-def unwrap(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The module inside `DataParallel`, `DistributedDataParallel` and `torch.compile` wrappers, and what was said."""
-    notes: list[str] = []
-    while True:
-        name = type(model).__name__
-        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            model = model.module
-        elif name == "OptimizedModule" and isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model, tuple(notes)
-        notes.append(f"the model is wrapped in {name}: the module inside it is inspected, run eagerly")
-
-
 def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Every dense tensor in a nested value with its path: `""`, `"0"`, `"out"`, `"1.boxes"`, ..."""
     if isinstance(value, Tensor):

@@ -15,7 +15,7 @@ from hookscope.cam.methods import method
 from hookscope.cam.targets import TargetSpec, logits_of, score_objective
 from hookscope.errors import UsageError
 from hookscope.gradreport import GradReport, grad_report
-from hookscope.hooks import Needs, Probe, unwrap
+from hookscope.hooks import Needs, Probe
 from hookscope.layers import Selection, Site, all_names, modules_by_name, select
 from hookscope.layouts import Layouts
 from hookscope.losses import loss_function, loss_objective
@@ -23,6 +23,7 @@ from hookscope.probes.cam import CamProbe
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.runner import Objective, running
+from hookscope.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def gradcam(
         UsageError: a pattern, method or class that cannot be served.
         ModelError: the model raised on `x`.
     """
-    model, _ = unwrap(model)
+    model, _ = unwrapped(model)
     layouts = Layouts(modules_by_name(model), tuple(x.shape))
     selection = select(model, layers)
     specs = _target_specs(targets)
@@ -155,7 +156,7 @@ def gradnorm(
         UsageError: an unknown loss, or an output that the loss cannot be taken of.
         ModelError: the model raised on `x`.
     """
-    model, _ = unwrap(model)
+    model, _ = unwrapped(model)
     selection = select(model, layers)
     probe = GradNormProbe(layers=frozenset(selection.names))
     objective = loss_objective(loss_function(loss), targets)

@@ -78,29 +78,34 @@ def execute(job: Job) -> Report:
         HookscopeError: the run cannot go on; what was already written stays, with its journal.
     """
     job.out.check()
-    for task in job.tasks:
-        task.select(job.loaded.module)
+    _selections(job)
     return _Run(job).execute()
 
 
 def plan(job: Job) -> Report:
     """What `execute` would do, without running the model or writing anything (`--dry-run`)."""
     job.out.check()
-    selections = {task.name: task.select(job.loaded.module) for task in job.tasks}
-    chosen = {name for selection in selections.values() if selection for name in selection.names}
+    selections = _selections(job)
+    chosen = {name for selection in selections for name in selection.names}
     modules = modules_by_name(job.loaded.module)
     layers = [{"layer": name, "type": type(modules[name]).__name__} for name in modules if name in chosen]
     images: list[dict[str, Any]] = [
         {"path": ref.path, "status": "pending", "error": None, "top": []} for ref in job.found.refs
     ]
     patterns: dict[str, Sequence[str]] = {}
-    for selection in selections.values():
-        patterns |= selection.patterns if selection else {}
+    for selection in selections:
+        patterns |= selection.patterns
     manifest = _manifest(
         job, patterns=patterns, images=[*images, *map(_failure, job.found.failures)], layers=layers
     )
     code = ExitCode.IMAGES if job.found.failures else ExitCode.OK
     return Report(manifest, code)
+
+
+def _selections(job: Job) -> list[Selection]:
+    """What the patterns choose, before anything is run; a task that needs a run first has none yet."""
+    subject = Subject(job.loaded.module, job.loaded.categories)
+    return list(filter(None, (task.select(subject) for task in job.tasks)))
 
 
 class _Run:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, ModelError
-from hookscope.hooks import Attachment, Probe, attached, preserved, unwrap
+from hookscope.hooks import Attachment, Probe, attached, preserved
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, Status, all_names, modules_by_name
 from hookscope.layouts import Layouts
 from hookscope.probes.shapes import ShapeProbe
+from hookscope.wrappers import unwrapped
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def running(
     The graph is cut at the first chosen layer unless a probe needs the gradients of parameters or of inputs;
     works inside `no_grad` and `inference_mode`, and with frozen parameters.
     """
-    model, _ = unwrap(model)
+    model, _ = unwrapped(model)
     cut = not any(probe.needs.param_gradients or probe.needs.input_gradients for probe in probes)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -152,7 +153,7 @@ def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
     Raises:
         ModelError: the model raised on `x`.
     """
-    model, _ = unwrap(model)
+    model, _ = unwrapped(model)
     if x is None:
         return _static_infos(model)
     layouts = Layouts(modules_by_name(model), tuple(x.shape))

@@ -22,11 +22,11 @@ from math import inf, isfinite
 import torch
 import torchvision
 from torch import nn
+from truth import Recorder, reference, score
 
-from hookscope.hooks import tensors_in
+from hookscope.hooks import Needs, Probe, tensors_in
 from hookscope.layers import Site
 from hookscope.runner import Objective, running
-from truth import Recorder, reference, score
 
 # Whole graph: the same kernels run in the same order, and what is found is zero almost everywhere. The rest is
 # float32 rounding: an in-place op and its twin may take another kernel, and a gradient is a sum over all uses of
@@ -62,6 +62,7 @@ class Found:
     parameter: float
     split: float
     cut: float
+    stayed_cut: bool
     leaves: int
     rewritten: int
     raises: bool
@@ -82,9 +83,27 @@ class Found:
             "no sites": not self.sites,
             "not the twin's sites": not self.same_sites,
             "no gradients": not self.gradients,
+            "the cut graph was run whole": not self.stayed_cut,
             "half the gradients are zero": 2 * self.zero_gradients > self.gradients,
         }
         return (*gaps, *(words for words, holds in said.items() if holds))
+
+
+class ParameterGaps(Probe):
+    """Compares the parameters' gradients as they come: a copy of them all would not fit beside the largest model."""
+
+    needs = Needs(param_gradients=True)
+
+    def __init__(self, wanted: Mapping[str, torch.Tensor | None]):
+        self._wanted = wanted
+        self._gaps: dict[str, float] = {}
+
+    def on_param_gradient(self, name, tensor, objective):
+        self._gaps[name] = gap(tensor, self._wanted[name])
+
+    @property
+    def worst(self) -> float:
+        return max(self._gaps.values()) if self._gaps.keys() == self._wanted.keys() else inf
 
 
 def built(make: Callable[..., nn.Module], x: torch.Tensor, **options) -> nn.Module:
@@ -105,10 +124,12 @@ def examine(model: nn.Module, x: torch.Tensor) -> Found:
     gradients = {site: gradient for site, gradient in gradients.items() if gradient is not None}
     leaves, rewritten = naive_rewritten(model, x, values)
     places = split_sites(model, gradients)
-    seen = Recorder()
-    with running(model, [seen], ["**", "."]) as runner:
-        done = runner.forward(x, lambda output: [Objective("score", score)])
+    cut, stayed_cut = _cut_gradients(model, x, places)
     output, parameters = _plain(model, x)
+    # That a probe needs the parameters' gradients is what keeps the graph whole for both.
+    seen, at_parameters = Recorder(params=False), ParameterGaps(parameters)
+    with running(model, [seen, at_parameters], ["**", "."]) as runner:
+        done = runner.forward(x, lambda output: [Objective("score", score)])
     return Found(
         sites=len(seen.outputs),
         gradients=len(seen.gradients),
@@ -117,9 +138,10 @@ def examine(model: nn.Module, x: torch.Tensor) -> Found:
         output=worst_gap(dict(tensors_in(done.output)), output),
         activation=worst_gap(seen.outputs, values),
         gradient=worst_gap(seen.gradients, gradients),
-        parameter=worst_gap(seen.params, parameters),
+        parameter=at_parameters.worst,
         split=worst_gap({site: seen.gradients.get(site) for site in places}, split_gradients(model, x, places)),
-        cut=worst_gap(_cut_gradients(model, x, places), {site: gradients[site] for site in places}),
+        cut=worst_gap(cut, {site: gradients[site] for site in places}),
+        stayed_cut=stayed_cut,
         leaves=leaves,
         rewritten=rewritten,
         raises=naive_raises(model, x),
@@ -169,11 +191,12 @@ def naive_rewritten(model: nn.Module, x: torch.Tensor, values: Mapping[Site, tor
 
 def naive_raises(model: nn.Module, x: torch.Tensor) -> bool:
     """Whether a full backward hook on every leaf makes the model raise."""
+    entering = x.clone().requires_grad_()
     with ExitStack() as stack:
         for module in _leaves(model).values():
-            stack.callback(module.register_full_backward_hook(lambda module, entering, leaving: None).remove)
+            stack.callback(module.register_full_backward_hook(lambda module, inward, outward: None).remove)
         try:
-            score(model(x.clone().requires_grad_())).backward(inputs=[])
+            torch.autograd.grad(score(model(entering)), entering)
         except RuntimeError as error:
             return "BackwardHookFunction" in str(error)
     return False
@@ -209,11 +232,15 @@ def _plain(model: nn.Module, x: torch.Tensor) -> tuple[dict, dict]:
     return values, dict(zip(named, gradients, strict=True))
 
 
-def _cut_gradients(model: nn.Module, x: torch.Tensor, sites: list[Site]) -> dict[Site, torch.Tensor]:
+def _cut_gradients(
+    model: nn.Module, x: torch.Tensor, sites: list[Site]
+) -> tuple[dict[Site, torch.Tensor], bool]:
+    """Gradients at the sites in hookscope's cut mode, and whether the graph stayed cut."""
     seen = Recorder(params=False)
     with running(model, [seen], [site.layer for site in sites]) as runner:
         runner.forward(x, lambda output: [Objective("score", score)])
-    return {site: seen.gradients[site] for site in sites if site in seen.gradients}
+        stayed_cut = runner.attachment.cut
+    return {site: seen.gradients[site] for site in sites if site in seen.gradients}, stayed_cut
 
 
 def _split_gradient(model: nn.Module, x: torch.Tensor, site: Site) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -50,19 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     try:
-        code = app(arguments, standalone_mode=False)
-        sys.stdout.flush()
-        return int(code or 0)
-    except BrokenPipeError:
-        # The reader, say `head`, has had enough; the interpreter must not complain while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.OK)
+        code = _invoke(arguments)
     except BaseException as error:
         if debug and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             import traceback
 
             traceback.print_exc()
-        return _ended(error)
+        code = _ended(error)
+    talk.finish()
+    return code
+
+
+def _invoke(arguments: list[str]) -> int:
+    # Not `app(...)`: typer's own boundary turns Ctrl-C, a closed pipe and an EOFError into codes of its own.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("hookscope", arguments) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as done:
+        return done.exit_code
 
 
 def _ended(error: BaseException) -> int:
@@ -73,6 +78,8 @@ def _ended(error: BaseException) -> int:
         talk.complain("error", "interrupted", "what was finished is kept and listed in .hookscope.jsonl")
         return int(ExitCode.INTERRUPTED)
     if isinstance(error, SystemExit):
+        if isinstance(error.__context__, BrokenPipeError):  # rich, while it prints a help text
+            return int(ExitCode.OK)
         return error.code if isinstance(error.code, int) else int(ExitCode.BUG)
     usage = _usage_message(error)
     if usage:

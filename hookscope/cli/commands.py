@@ -138,7 +138,7 @@ def demo(
     shared = Shared(
         LayerFlags(), ModelFlags(), PreprocessFlags(), PictureFlags(limit=1), run, output, talking
     )
-    recipe = read_recipe(context, str(DEMO_RECIPE), shared, _PROBES)
+    recipe = read_recipe(context, str(DEMO_RECIPE), shared, _PROBES, adjustable=False)
     return inspect("demo", recipe.model, recipe.images, shared, recipe.probes)
 
 

@@ -223,7 +223,7 @@ def all_flags(context: typer.Context) -> dict[str, set[str]]:
     """The flags of every command by its name."""
     root = context.find_root().command
     commands = getattr(root, "commands", {})
-    never = {"config", "help"}
+    never = {"config", "help", "debug"}  # the last has to be known before any file is read
     flags = {name: set(parameter_names(command)) - never for name, command in commands.items()}
     flags.setdefault("run", set()).update(RECIPE_KEYS)
     return flags
@@ -237,27 +237,40 @@ def add_defaults(context: typer.Context, configs: Iterable[Config], *, below: bo
     """
     for config in configs:
         given = config.defaults(context.command.name or "", all_flags(context))
-        new = as_parameters(context.command, given)
+        new = as_parameters(context.command, given, config.source)
         old = dict(context.default_map or {})
         context.default_map = new | old if below else old | new
 
 
-def as_parameters(command: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML values under the parameters' names, as the command line would have them."""
+def as_parameters(command: Any, given: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """TOML values under the parameters' names, as the command line would have them.
+
+    Raises:
+        UsageError: a value is of a kind that no command line can say.
+    """
     names = parameter_names(command)
-    multiple = {
-        parameter.name: parameter.multiple for parameter in command.params if hasattr(parameter, "multiple")
-    }
-    return {
-        names[flag]: _as_flag(value, multiple=multiple.get(names[flag], False))
-        for flag, value in given.items()
-        if flag in names
-    }
+    options = {parameter.name: parameter for parameter in command.params}
+    found: dict[str, Any] = {}
+    for flag, value in given.items():
+        if flag in names:
+            option = options[names[flag]]
+            _check_kind(flag, value, source, is_switch=option.is_flag)
+            found[option.name] = _as_flag(value, multiple=option.multiple)
+    return found
+
+
+def _check_kind(flag: str, value: Any, source: str, *, is_switch: bool) -> None:
+    # typer would take true for 1, and "no" or 3 for a switch.
+    parts = value if isinstance(value, list) and not is_switch else [value]
+    plain = [isinstance(part, str | int | float) and not isinstance(part, bool) for part in parts]
+    if not (isinstance(value, bool) if is_switch else all(plain)):
+        hint = "true or false" if is_switch else "text, a number, or a list of them"
+        raise UsageError(f"{flag!r} in {source} is {value!r}", hint)
 
 
 def _as_flag(value: Any, *, multiple: bool) -> Any:
     if multiple:
-        return value if isinstance(value, list) else [value]
+        return list(map(str, value)) if isinstance(value, list) else [str(value)]
     if isinstance(value, list):
         return ",".join(map(str, value))
     return value

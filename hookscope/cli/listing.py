@@ -44,13 +44,14 @@ def list_command(
     if layers.layer or layers.exclude:
         selection = select(loaded.module, layers.layer or ("**",), layers.exclude)
         chosen, patterns = set(selection.names), dict(selection.patterns)
-    x = None if talking.dry_run else _input(loaded, image, input_size)
-    found = [info for info in list_layers(loaded.module, x) if info.name in chosen]
+    x = _input(loaded, image, input_size)
+    found = list_layers(loaded.module, None if talking.dry_run else x)
+    found = [info for info in found if info.name in chosen]
     for warning in () if talking.quiet else loaded.warnings:
         talk.complain("warning", warning)
     if talking.as_json:
         talk.say_json(_manifest(loaded, found, patterns, model, image, input_size))
-    else:
+    elif not talking.quiet:
         talk.print_table(_COLUMNS, [_cells(info) for info in found])
     return 0
 

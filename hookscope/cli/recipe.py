@@ -8,10 +8,20 @@ from typing import Any
 
 import typer
 
-from hookscope.cli.flags import LayerFlags, add_defaults, as_parameters, group_from, parameter_names
+from hookscope.cli.flags import (
+    LayerFlags,
+    add_defaults,
+    all_flags,
+    as_parameters,
+    group_from,
+    parameter_names,
+)
 from hookscope.cli.session import ProbeFlags, Shared
 from hookscope.config import Config, read_config
 from hookscope.errors import UsageError, near_misses
+
+_ANY_MODEL = "demo"
+"""A probe's command wants a model to be parsed; which it is does not matter here."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class _ProbeInRun:
-    """A probe's flags with the layers its own table gives, which go before those for the whole run."""
+    """A probe's flags with its own layers: of the command line, its table or the whole file."""
 
     flags: Any
     layers: LayerFlags
@@ -45,8 +55,17 @@ def use_recipe(context: typer.Context, path: str) -> str:
     return path
 
 
-def read_recipe(context: typer.Context, path: str, shared: Shared, kinds: Mapping[str, type]) -> Recipe:
+def read_recipe(
+    context: typer.Context,
+    path: str,
+    shared: Shared,
+    kinds: Mapping[str, type],
+    *,
+    adjustable: bool = True,
+) -> Recipe:
     """The recipe of a TOML file; `kinds` are the flag groups of the probes that may have a table.
+
+    `adjustable`: other configurations and the command line have a say in the probes' flags.
 
     Raises:
         UsageError: the file names no model, no probe, or a key that is not known.
@@ -63,29 +82,43 @@ def read_recipe(context: typer.Context, path: str, shared: Shared, kinds: Mappin
         )
     if not tables:
         raise UsageError(f"{path} has no table for a probe", f"[{'], ['.join(kinds)}]")
-    probes = {
-        name: _probe(context, path, name, kinds[name], tables[name], shared)
-        for name in kinds
-        if name in tables
-    }
+    typed = _typed(context, shared) if adjustable else None
+    probes = {name: _probe(context, config, name, kinds[name], typed) for name in kinds if name in tables}
     return Recipe(model, _images(config), shared, probes)
 
 
 def _probe(
-    context: typer.Context, path: str, name: str, kind: type, table: Mapping[str, Any], shared: Shared
+    context: typer.Context, config: Config, name: str, kind: type, typed: list[str] | None
 ) -> ProbeFlags:
-    """A command's own flags as its table gives them, parsed as the command line would."""
-    command: Any = context.find_root().command
+    """A command's own flags and layers as the file gives them, parsed as the command line would.
+
+    `typed`: what the command line says of them; `None`: nothing but the file counts.
+    """
+    root = context.find_root()
+    command: Any = root.command
     target = command.commands[name]
-    names = parameter_names(target)
-    own = {flag for flag, parameter in names.items() if parameter in {item.name for item in fields(kind)}}
-    allowed = own | {"layer", "exclude"}
-    defaults = Config(f"{path} [{name}]", table).defaults(name, {name: allowed})
-    given = as_parameters(target, defaults)
-    with target.make_context(name, [str(table.get("model", "demo"))], default_map=given) as made:
-        layers = group_from(LayerFlags, made.params)
-        flags: Any = group_from(kind, made.params)
-    return _ProbeInRun(flags, layers if {"layer", "exclude"} & set(defaults) else shared.layers)
+    _check_table(config, name, {item.name for item in fields(kind)}, parameter_names(target))
+    given = as_parameters(target, config.defaults(name, all_flags(context)), config.source)
+    # With resilient parsing no other configuration is read.
+    how = {"parent": root, "default_map": given, "resilient_parsing": typed is None}
+    with target.make_context(name, [_ANY_MODEL, *(typed or ())], **how) as made:
+        return _ProbeInRun(group_from(kind, made.params), group_from(LayerFlags, made.params))
+
+
+def _check_table(config: Config, name: str, own: set[str], names: Mapping[str, str]) -> None:
+    """A probe's table may hold its own flags and its layers; what is shared stands above all tables."""
+    allowed = [flag for flag, parameter in names.items() if parameter in own | {"layer", "exclude"}]
+    Config(f"{config.source} [{name}]", config.values[name]).defaults(name, {name: allowed})
+
+
+def _typed(context: typer.Context, shared: Shared) -> list[str]:
+    """The command line's words that go over what a probe's table says."""
+    words = [] if shared.talk.config is None else ["--config", shared.talk.config]
+    for name, globs in (("layer", shared.layers.layer), ("exclude", shared.layers.exclude)):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            words += [word for glob in globs for word in (f"--{name}", glob)]
+    return words
 
 
 def _images(config: Config) -> list[str]:

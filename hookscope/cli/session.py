@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -117,6 +118,8 @@ def _job(
     from hookscope.run import Job
 
     out = shared.output.out
+    if out == "":
+        raise UsageError("--out '' names no directory", "an unset variable? . is the current directory")
     place = Path(out) if out is not None else Path("hookscope-out") / command
     directory = OutputDir(
         place, command=command, overwrite=shared.output.overwrite, default_place=out is None
@@ -144,6 +147,7 @@ def _resolved(
     options: dict[str, Any] = {"model": spec, "images": list(images or ())}
     for group in (shared.layers, shared.model, shared.preprocess, shared.pictures, shared.run):
         options |= asdict(group)
+    del options["workers"]
     own = {name: asdict(flags) for name, flags in probes.items()}  # type: ignore[call-overload]
     return options | (next(iter(own.values())) if len(own) == 1 else own)
 
@@ -168,9 +172,11 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
     if flags.dry_run:
         for pattern, names in manifest.patterns.items():
             talk.say(f"{pattern}: {', '.join(names)}")
-        talk.say(
-            f"{len(job.found.refs)} pictures, {len(manifest.layers)} layers, to {job.out.path}; nothing was run"
+        pictures = talk.counted(len(job.found.refs), "picture")
+        layers = (
+            talk.counted(len(manifest.layers), "layer") if manifest.layers else "layers as the model runs"
         )
+        talk.say(f"{pictures}, {layers}, to {job.out.path}; nothing was run")
         return
     for record in manifest.images:
         if record["status"] == "ok":
@@ -184,7 +190,7 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
     if not flags.verbose and manifest.artifacts:
         first = min(manifest.artifacts, key=lambda record: record["part"] != "overlay")
         talk.say(f"for instance {job.out.path / first['path']}")
-    talk.say(f"{len(manifest.artifacts)} files in {job.out.path}")
+    talk.say(f"{talk.counted(len(manifest.artifacts), 'file')} in {job.out.path}")
 
 
 def _tell_odd(artifacts: Sequence[Any]) -> None:
@@ -193,7 +199,7 @@ def _tell_odd(artifacts: Sequence[Any]) -> None:
         if record["status"] != "ok" and record["part"] == "heatmap":
             counts[record["status"]] = counts.get(record["status"], 0) + 1
     for status, count in sorted(counts.items()):
-        talk.say(f"{count} map{'s' if count > 1 else ''} {status}")
+        talk.say(f"{talk.counted(count, 'map')} {status}")
 
 
 def _size(flag: str, text: str | None) -> int | tuple[int, int] | None:
@@ -210,9 +216,12 @@ def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
     if text is None:
         return None
     try:
-        return tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{flag} {text!r} is not a list of numbers", "such as 0.485,0.456,0.406") from None
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise UsageError(f"{flag} {text!r} is not a list of numbers", "such as 0.485,0.456,0.406")
+    return numbers
 
 
 __all__ = ["ExitCode", "ProbeFlags", "Shared", "inspect", "load"]

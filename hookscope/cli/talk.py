@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -16,26 +18,39 @@ _PATIENCE_S = 1.0
 
 def say(line: str) -> None:
     """A line of results, on stdout."""
-    sys.stdout.write(_printable(line) + "\n")
+    _put(sys.stdout, _printable(line) + "\n")
 
 
 def say_json(obj: Any) -> None:
     """An object as JSON, on stdout."""
     from hookscope.output.manifest import encoded, to_json
 
-    sys.stdout.flush()
-    sys.stdout.buffer.write(encoded(to_json(obj)))
-    sys.stdout.buffer.flush()
+    with _reader_may_leave(sys.stdout):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(encoded(to_json(obj)))
+        sys.stdout.buffer.flush()
 
 
 def complain(kind: str, message: str, hint: str = "") -> None:
     """`error: ...` or `warning: ...`, and `hint: ...` under it, on stderr."""
-    sys.stdout.flush()
+    finish()
     lines = [f"{_coloured(kind)}: {_printable(message)}"]
     if hint:
         lines.append(f"{_coloured('hint')}: {_printable(hint)}")
-    sys.stderr.write("\n".join(lines) + "\n")
-    sys.stderr.flush()
+    _put(sys.stderr, "\n".join(lines) + "\n")
+    finish()
+
+
+def finish() -> None:
+    """Everything said so far is out."""
+    for stream in (sys.stdout, sys.stderr):
+        with _reader_may_leave(stream):
+            stream.flush()
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 picture`, `2 pictures`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def probability(value: float) -> str:
@@ -123,9 +138,22 @@ def _new_bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def _coloured(kind: str) -> str:
-    import os
+def _put(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    with _reader_may_leave(stream):
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
+
+@contextmanager
+def _reader_may_leave(stream: TextIO) -> Iterator[None]:
+    """A closed pipe, as of `| head`, silences the stream; it ends no work and changes no exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _coloured(kind: str) -> str:
     if not sys.stderr.isatty() or os.environ.get("NO_COLOR"):
         return kind
     return f"\033[1;{'31' if kind == 'error' else '33' if kind == 'warning' else '36'}m{kind}\033[0m"

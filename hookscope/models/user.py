@@ -24,9 +24,9 @@ from torch import nn
 from hookscope.errors import HookscopeError, ModelError, UsageError, near_misses
 from hookscope.models.checkpoint_file import read_state_dict
 from hookscope.models.loaded import Request, Source
-from hookscope.models.unwrapping import unwrapped
 from hookscope.models.weights import fill, is_file
 from hookscope.models.wording import one_line
+from hookscope.wrappers import unwrapped
 
 AS_BUILT = "as the callable made it"
 

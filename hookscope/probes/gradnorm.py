@@ -34,7 +34,7 @@ class GradNormProbe(Probe):
         self.loss = 0.0
         self.sites: dict[Site, None] = {}
         self._batch = 0
-        self._params: dict[str, Tensor] = {}
+        self._params: dict[str, tuple[Tensor, float]] = {}
         self._outputs: dict[Site, Magnitude] = {}
         self._inputs: dict[Site, Magnitude] = {}
         self._latest: tuple[Tensor, Magnitude] | None = None
@@ -53,9 +53,12 @@ class GradNormProbe(Probe):
     def on_param_gradient(self, name: str, tensor: Tensor | None, objective: str) -> None:
         if tensor is None:
             return
-        weighted = tensor * self._batch
         held = self._params.get(name)
-        self._params[name] = weighted if held is None else held.add_(weighted)
+        # Never in place: autograd may hand out one tensor as the gradient of two parameters.
+        if held is None:
+            self._params[name] = (tensor, float(self._batch))
+        else:
+            self._params[name] = (held[0] * held[1] + tensor * self._batch, 1.0)
 
     def finish_batch(self, sites: Iterable[Site], loss: float) -> None:
         """The batch is done: `sites` in the order in which their calls ended, `loss` its mean over the batch."""
@@ -72,7 +75,7 @@ class GradNormProbe(Probe):
     def param_gradient(self, name: str) -> Magnitude | None:
         """The size of the parameter's gradient; `None` where there never was one."""
         held = self._params.get(name)
-        return None if held is None else scaled(magnitude(held), 1 / self.pictures)
+        return None if held is None else scaled(magnitude(held[0]), held[1] / self.pictures)
 
     def output_gradient(self, site: Site) -> Magnitude | None:
         """The size of the gradient of what the layer returned, over all pictures; `None` where none came."""

@@ -64,8 +64,12 @@ class Task(Protocol):
 
     name: str
 
-    def select(self, model: nn.Module) -> Selection | None:
-        """The layers that the patterns choose, before anything is run; `None`: decided by `choose`."""
+    def select(self, subject: Subject) -> Selection | None:
+        """The layers that the patterns choose, before anything is run; `None`: decided by `choose`.
+
+        Raises:
+            UsageError: a pattern or a target names nothing.
+        """
 
     def choose(self, subject: Subject, x: Tensor) -> Selection:
         """The layers to attach to, after one look at what the first picture, (1, C, H, W), gave."""

@@ -12,7 +12,7 @@ from hookscope.probes.featuremaps import Channels, FeatureMapsProbe
 from hookscope.tasks import Conclusion, Subject
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
@@ -46,12 +46,12 @@ class FeatureMapsTask:
         self._probe: FeatureMapsProbe | None = None
         self._statuses: dict[Site, str] = {}
 
-    def select(self, model: nn.Module) -> Selection | None:
-        return select(model, self._options.layer or DEFAULT_LAYERS, self._options.exclude)
+    def select(self, subject: Subject) -> Selection:
+        return select(subject.model, self._options.layer or DEFAULT_LAYERS, self._options.exclude)
 
     def choose(self, subject: Subject, x: Tensor) -> Selection:
         self._subject = subject
-        self._selection = select(subject.model, self._options.layer or DEFAULT_LAYERS, self._options.exclude)
+        self._selection = self.select(subject)
         self._probe = FeatureMapsProbe(
             frozenset(self._selection.names), subject.info, self._channels, overlay=self._options.overlay
         )

@@ -10,13 +10,13 @@ from hookscope.artifacts import Heat, Target
 from hookscope.cam.choice import default_layer, spatial_selection
 from hookscope.cam.methods import method
 from hookscope.cam.targets import TargetSpec, described, logits_of, parse_targets, score_objective
-from hookscope.layers import Selection, Site, select
+from hookscope.layers import ROOT, OutputInfo, Selection, Site, select
 from hookscope.probes.cam import CamProbe
 from hookscope.runner import Objective
 from hookscope.tasks import Conclusion, Subject, worst_status
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
@@ -49,15 +49,20 @@ class GradcamTask:
         self._unobservable: set[Site] = set()
         self._chosen_by_default = ""
 
-    def select(self, model: nn.Module) -> Selection | None:
-        return select(model, self._options.layer, self._options.exclude) if self._options.layer else None
+    def select(self, subject: Subject) -> Selection | None:
+        self._specs = parse_targets(self._options.target, subject.categories)
+        options = self._options
+        if not options.layer:
+            _allowed(subject, options.exclude)
+            return None
+        return select(subject.model, options.layer, options.exclude)
 
     def choose(self, subject: Subject, x: Tensor) -> Selection:
         self._subject = subject
-        self._specs = parse_targets(self._options.target, subject.categories)
-        selection = self.select(subject.model)
+        selection = self.select(subject)
         if selection is None:
-            self._chosen_by_default = default_layer(subject.model, x, subject.outputs, self._scores)
+            outputs = _allowed(subject, self._options.exclude)
+            self._chosen_by_default = default_layer(subject.model, x, outputs, self._scores)
             selection = Selection((self._chosen_by_default,))
         chosen = spatial_selection(selection, subject.outputs)
         names = frozenset(spec.name for spec in self._specs)
@@ -123,6 +128,12 @@ class GradcamTask:
     def _made(self) -> CamProbe:
         assert self._probe is not None, "choose() comes first"
         return self._probe
+
+
+def _allowed(subject: Subject, exclude: Sequence[str]) -> dict[Site, OutputInfo]:
+    """What is known of the sites that the default layer may be chosen from."""
+    names = set(select(subject.model, ("**", ROOT), exclude).names)
+    return {site: info for site, info in subject.outputs.items() if site.layer in names}
 
 
 def _site_status(status: str) -> str:

@@ -19,7 +19,7 @@ from hookscope.runner import Objective
 from hookscope.tasks import Conclusion, Finding, Subject
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
@@ -58,12 +58,14 @@ class GradnormTask:
         self._selection = Selection(())
         self._labels = ""
 
-    def select(self, model: nn.Module) -> Selection | None:
-        return select(model, self._options.layer or ("**",), self._options.exclude)
+    def select(self, subject: Subject) -> Selection:
+        self._subject = subject
+        if self._options.target is not None:
+            self._target_index(self._options.target)
+        return select(subject.model, self._options.layer or ("**",), self._options.exclude)
 
     def choose(self, subject: Subject, x: Tensor) -> Selection:
-        self._subject = subject
-        self._selection = select(subject.model, self._options.layer or ("**",), self._options.exclude)
+        self._selection = self.select(subject)
         self._probe = GradNormProbe(layers=frozenset(self._selection.names))
         return self._selection
 

@@ -24,7 +24,7 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         module = inner
     _refuse_scripted(module)
     if any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules()):
-        notes.append("the model was compiled in place: hooks may not be called, run it uncompiled")
+        notes.append("the model was compiled in place: it is run eagerly, since compiled code calls no hooks")
     return module, tuple(notes)
 
 

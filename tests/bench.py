@@ -1,0 +1,388 @@
+"""`make bench`: speed and memory as ratios within one run, beside the floor and the peers.
+
+    python tests/bench.py [ROW...]      rows by name, all by default
+
+Every ratio compares runs that take turns, so that a busy machine slows both. A row fails (exit 1) where a
+ratio misses what it must reach; a peer that is not installed is left out and said so.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torchvision
+
+warnings.filterwarnings("ignore")
+
+PHOTOS = Path(__file__).parent.parent / "hookscope" / "assets" / "photos"
+LAST = torch.channels_last
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure: what is compared with what, the ratio, and what it must reach (`<=` or `>=` a limit)."""
+
+    what: str
+    ratio: float
+    limit: float
+    at_most: bool
+    detail: str = ""
+
+    @property
+    def reached(self) -> bool:
+        return self.ratio <= self.limit if self.at_most else self.ratio >= self.limit
+
+
+def alternately(rounds: int, *functions: Callable[[], object]) -> list[float]:
+    """The median seconds of each function over rounds in which they take turns, after one round to warm up."""
+    times: list[list[float]] = [[] for _ in functions]
+    for round_number in range(rounds + 1):
+        for function, seen in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            if round_number:
+                seen.append(time.perf_counter() - start)
+    return [statistics.median(seen) for seen in times]
+
+
+def resnet50(*, channels_last: bool) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet50(weights=None).eval()
+    return model.to(memory_format=LAST) if channels_last else model
+
+
+def pictures(count: int, *, channels_last: bool) -> torch.Tensor:
+    x = torch.randn(count, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    return x.to(memory_format=LAST) if channels_last else x
+
+
+def peers(model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Grad-CAM of `layer4` by the libraries that are installed, each as its README does it."""
+    found: dict[str, Callable[[], object]] = {}
+    try:
+        from pytorch_grad_cam import GradCAM
+        from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+        wanted = [ClassifierOutputTarget(int(t)) for t in targets]
+
+        def by_grad_cam() -> object:
+            with GradCAM(model=model, target_layers=[model.layer4]) as cam:
+                return cam(input_tensor=x, targets=wanted)
+
+        found["grad-cam"] = by_grad_cam
+    except ImportError:
+        print("grad-cam is not installed: left out")
+    try:
+        from torchcam.methods import GradCAM as TorchCam
+
+        def by_torchcam() -> object:
+            with TorchCam(model, "layer4") as cam:
+                scores = model(x)
+                return cam(targets.tolist(), scores)
+
+        found["torchcam"] = by_torchcam
+    except ImportError:
+        print("torchcam is not installed: left out")
+    try:
+        from captum.attr import LayerGradCam
+
+        found["captum"] = lambda: LayerGradCam(model, model.layer4).attribute(x, targets, relu_attributions=True)
+    except ImportError:
+        print("captum is not installed: left out")
+    return found
+
+
+def gradcam_row(*, as_readme: bool) -> list[Line]:
+    import hookscope
+
+    x = pictures(16, channels_last=not as_readme)
+    targets = torch.arange(16) * 7
+    theirs = peers(resnet50(channels_last=not as_readme), x, targets)
+    if as_readme:
+        model = hookscope.load_model("resnet50", weights="none").module
+        ours_x = x.to(memory_format=LAST)
+    else:
+        model, ours_x = resnet50(channels_last=True), x
+
+    def bare() -> None:
+        with torch.inference_mode():
+            model(ours_x)
+
+    def ours() -> None:
+        hookscope.gradcam(model, ours_x, layers="layer4", targets=targets)
+
+    seconds = alternately(5, bare, ours, *theirs.values())
+    bare_s, ours_s, *their_s = seconds
+    per_image = f"{ours_s / 16e-3:.1f} ms an image, bare {bare_s / 16e-3:.1f}"
+    lines = [] if as_readme else [Line("Grad-CAM / bare forward", ours_s / bare_s, 1.10, True, per_image)]
+    limits = {"grad-cam": 4.0, "torchcam": 1.4 if as_readme else 1.1, "captum": 1.4 if as_readme else 1.1}
+    for name, took in zip(theirs, their_s, strict=True):
+        lines.append(Line(f"{name} / Grad-CAM", took / ours_s, limits[name], False, f"{took / 16e-3:.1f} ms an image"))
+    return lines
+
+
+def saved_row() -> list[Line]:
+    import hookscope
+
+    model, x = resnet50(channels_last=True), pictures(8, channels_last=True)
+    targets = torch.arange(8)
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    saved: dict[int, float] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:  # the weights are there anyway
+            saved[storage.data_ptr()] = storage.nbytes() / 2**20
+        return tensor
+
+    lines = []
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hookscope.gradcam(model, x, layers="layer4", targets=targets)
+        lines.append(Line("MiB saved for backward", sum(saved.values()), 1.0, True))
+        for name, run in peers(model, x, targets).items():
+            saved.clear()
+            run()
+            lines.append(Line(f"MiB saved by {name}", sum(saved.values()), 0.0, False))
+    return lines
+
+
+def featuremaps_row() -> list[Line]:
+    from hookscope.cli.app import main
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        def ours() -> None:
+            main(
+                ["featuremaps", "resnet50", str(PHOTOS / "cat.png"), "--weights", "none", "--channels", "all"]
+                + ["-o", f"{folder}/out", "--overwrite", "-q"]
+            )
+
+        ours()
+        start = time.perf_counter()
+        ours()
+        ours_s = time.perf_counter() - start
+    channels = sum(m.out_channels for m in resnet50(channels_last=False).modules() if isinstance(m, torch.nn.Conv2d))
+    plotted = 256
+    theirs_s = matplotlib_subplots(plotted)
+    ratio = (theirs_s / plotted) / (ours_s / channels)
+    detail = f"{channels} channels in {ours_s:.2f} s, loading included; {plotted} subplots in {theirs_s:.2f} s"
+    return [Line("subplots / feature maps, per channel", ratio, 50, False, detail)]
+
+
+def matplotlib_subplots(count: int) -> float:
+    """Seconds for one subplot a channel of `layer1.0.conv3`, drawn and saved."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    maps = torch.randn(count, 56, 56).numpy()
+    start = time.perf_counter()
+    figure, axes = pyplot.subplots(16, count // 16, figsize=(16, 16))
+    for axis, values in zip(axes.flat, maps, strict=True):
+        axis.imshow(values, cmap="viridis")
+        axis.axis("off")
+    with tempfile.TemporaryDirectory() as folder:
+        figure.savefig(Path(folder) / "maps.png")
+    pyplot.close(figure)
+    return time.perf_counter() - start
+
+
+def gradnorm_row() -> list[Line]:
+    import hookscope
+
+    model, x = resnet50(channels_last=True), pictures(8, channels_last=True)
+    targets = torch.arange(8)
+
+    def bare() -> None:
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), targets).backward()
+
+    def ours() -> None:
+        hookscope.gradnorm(model, x, targets)
+
+    bare_s, ours_s = alternately(5, bare, ours)
+    return [Line("gradnorm / bare forward and backward", ours_s / bare_s, 1.25, True, f"{ours_s:.2f} s")]
+
+
+def help_row() -> list[Line]:
+    commands = ["layers", "featuremaps", "gradcam", "gradnorm", "run", "demo", "models"]
+    lines = [Line("s for --help", shell_seconds([sys.executable, "-m", "hookscope", "--help"]), 0.25, True)]
+    for name in commands:
+        took = shell_seconds([sys.executable, "-m", "hookscope", name, "--help"])
+        lines.append(Line(f"s for {name} --help", took, 0.40, True))
+    return lines
+
+
+SCRIPT = """
+import sys, torch, torchvision
+from PIL import Image
+from safetensors.torch import load_file
+model = torchvision.models.mobilenet_v2()
+model.load_state_dict(load_file(sys.argv[1]), strict=False)
+weights = torchvision.models.MobileNet_V2_Weights.IMAGENET1K_V1
+x = weights.transforms()(Image.open(sys.argv[2]).convert("RGB"))[None]
+with torch.inference_mode():
+    print(weights.meta["categories"][model.eval()(x).argmax()])
+"""
+
+
+def script_row() -> list[Line]:
+    from hookscope.models.demo import WEIGHTS_FILE
+
+    photo = str(PHOTOS / "cat.png")
+    with tempfile.TemporaryDirectory() as folder:
+        script = [sys.executable, "-c", SCRIPT, str(WEIGHTS_FILE), photo]
+        ours = [sys.executable, "-m", "hookscope", "gradcam", "demo", photo, "-o", f"{folder}/out", "--overwrite"]
+        theirs_s, ours_s = alternately(7, lambda: shell(script), lambda: shell(ours))
+    detail = f"{ours_s:.2f} s against {theirs_s:.2f}"
+    return [Line("gradcam demo cat.png / ten-line script", ours_s / theirs_s, 1.15, True, detail)]
+
+
+LOOP = """
+import sys, torch, torchvision, warnings
+from pathlib import Path
+from PIL import Image
+warnings.filterwarnings("ignore")
+folder, workers = sys.argv[1], int(sys.argv[2])
+transform = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.transforms()
+class Photos(torch.utils.data.Dataset):
+    files = sorted(Path(folder).iterdir())
+    def __len__(self): return len(self.files)
+    def __getitem__(self, i): return transform(Image.open(self.files[i]).convert("RGB"))
+model = torchvision.models.resnet50(weights=None).eval().to(memory_format=torch.channels_last)
+loader = torch.utils.data.DataLoader(Photos(), batch_size=16, num_workers=workers)
+import time
+start = time.perf_counter()
+with torch.inference_mode():
+    for x in loader:
+        model(x.to(memory_format=torch.channels_last))
+print(len(Photos()) / (time.perf_counter() - start))
+"""
+
+OURS = """
+import sys, time, resource
+from hookscope.cli.app import main
+import hookscope.run as run
+folder, workers, out = sys.argv[1:]
+real, took = run._Run.execute, []
+def timed(self):
+    start = time.perf_counter()
+    report = real(self)
+    took.append(time.perf_counter() - start)
+    return report
+run._Run.execute = timed
+main(["gradcam", "resnet50", folder, "--weights", "none", "--workers", workers, "--batch-size", "16",
+      "-o", out, "--overwrite", "-q"])
+import pathlib
+count = len(list(pathlib.Path(folder).iterdir()))
+print(count / took[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def many_row() -> list[Line]:
+    workers = os.cpu_count() or 2
+    with tempfile.TemporaryDirectory() as folder:
+        make_photos(Path(folder) / "200", 200)
+        make_photos(Path(folder) / "50", 50)
+        rates: list[tuple[float, float]] = []
+        for _ in range(3):
+            (theirs,) = numbers([sys.executable, "-c", LOOP, f"{folder}/200", str(workers)])
+            ours, big_mib = numbers([sys.executable, "-c", OURS, f"{folder}/200", str(workers), f"{folder}/out"])
+            rates.append((ours, theirs))
+        _, small_mib = numbers([sys.executable, "-c", OURS, f"{folder}/50", str(workers), f"{folder}/out"])
+    ratio = statistics.median(ours / theirs for ours, theirs in rates)
+    detail = ", ".join(f"{ours:.1f} against {theirs:.1f}" for ours, theirs in rates) + " pictures/s"
+    return [
+        Line("gradcam over 200 pictures / bare loop, pictures/s", ratio, 0.85, False, detail),
+        Line("peak memory at 200 / at 50", big_mib / small_mib, 1.05, True, f"{big_mib:.0f} MiB, {small_mib:.0f} MiB"),
+    ]
+
+
+def make_photos(folder: Path, count: int) -> None:
+    """JPEGs of 1000x800, parts of the bundled photos, so that they decode like photos."""
+    from PIL import Image
+
+    folder.mkdir()
+    sources = [Image.open(path).convert("RGB").resize((1100, 900)) for path in sorted(PHOTOS.glob("*.png"))]
+    for index in range(count):
+        left, top = index % 100, index % 97
+        photo = sources[index % len(sources)].crop((left, top, left + 1000, top + 800))
+        photo.save(folder / f"{index:03}.jpg", quality=90)
+
+
+def numbers(command: Sequence[str]) -> list[float]:
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    return [float(word) for word in done.stdout.split()]
+
+
+def shell(command: Sequence[str]) -> None:
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, env=environment())
+
+
+def shell_seconds(command: Sequence[str]) -> float:
+    return alternately(5, lambda: shell(command))[0]
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+
+
+@contextmanager
+def quiet():
+    with open(os.devnull, "w") as nothing:
+        kept = os.dup(2)
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+ROWS: dict[str, Callable[[], list[Line]]] = {
+    "gradcam": lambda: gradcam_row(as_readme=False),
+    "gradcam-readme": lambda: gradcam_row(as_readme=True),
+    "saved": saved_row,
+    "featuremaps": featuremaps_row,
+    "gradnorm": gradnorm_row,
+    "help": help_row,
+    "script": script_row,
+    "many": many_row,
+}
+
+
+def main(names: Sequence[str]) -> int:
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        print(f"no row {unknown[0]!r}; rows: {', '.join(ROWS)}")
+        return 2
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, peak so far {peak_mib():.0f} MiB")
+    missed = 0
+    for name in names or ROWS:
+        for line in ROWS[name]():
+            missed += not line.reached
+            mark = "ok  " if line.reached else "MISS"
+            bound = f"{'<=' if line.at_most else '>='} {line.limit:g}"
+            print(f"{mark} {name:15} {line.what:50} {line.ratio:9.3f}  {bound:8} {line.detail}", flush=True)
+    return int(missed > 0)
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
