@@ -125,7 +125,8 @@ HEAD = 'model = "net.py:build"\nimages = "pics"\nlimit = 1\nout = "out"\n'
         ('[featuremaps]\nlayer = "relu"', "--config c.toml -l '[cr]*'", {"conv", "relu"}),
     ],
     ids=[
-        "default", "whole-file", "own-table", "own-exclude", "flag", "config-over-file", "config-over-table", "flag-over-all"
+        "default", "whole-file", "own-table", "own-exclude", "flag", "config-over-file", "config-over-table",
+        "flag-over-all",
     ],
 )  # fmt: skip
 def test_whose_layers_a_probe_gets(shell, recipe, words, layers):
@@ -147,7 +148,7 @@ def test_a_probe_alone_needs_no_folder(shell):
 def test_project_settings_are_below_the_recipe(shell):
     shell.toml(
         "pyproject.toml",
-        '[tool.hookscope]\nseed = 5\nlimit = 2\ncmap = "gray"\n[tool.hookscope.gradcam]\nmethod = "layercam"',
+        '[tool.hookscope]\nseed = 5\nlimit = 2\n[tool.hookscope.gradcam]\nmethod = "layercam"',
     )
     shell.toml("r.toml", HEAD + "[gradcam]\n")
     assert shell("run r.toml").code == 0
