@@ -96,10 +96,19 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which layers the patterns chose: names in model order, and what each pattern resolved to."""
+    """Which layers the patterns chose: names in model order, and what each pattern resolved to.
+
+    `excluded` is what each of the patterns to leave out resolved to.
+    """
 
     names: tuple[str, ...]
     patterns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    excluded: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def resolved(self) -> dict[str, tuple[str, ...]]:
+        """What every pattern resolved to."""
+        return {**self.patterns, **self.excluded}
 
 
 def all_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -147,7 +156,11 @@ def select(model: nn.Module, include: str | Iterable[str], exclude: str | Iterab
             f"no layer is left: {_quoted(exclude)} excludes all that {_quoted(include)} chose",
             "narrow --exclude",
         )
-    return Selection(kept, {pattern: resolved[pattern] for pattern in include})
+    return Selection(
+        kept,
+        {pattern: resolved[pattern] for pattern in include},
+        {pattern: resolved[pattern] for pattern in exclude},
+    )
 
 
 def matches(pattern: str, name: str, type_name: str = "") -> bool:

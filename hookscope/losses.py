@@ -21,19 +21,21 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    from hookscope.cam.targets import raw_scores
+    from hookscope.cam.targets import check_classes, logits_of, raw_scores
 
+    check_classes(targets, logits_of(output).shape[1])
     scores = raw_scores(output)
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if scores.dim() == 1 or scores.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(scores.reshape(-1), targets.to(scores.dtype))
-    return F.cross_entropy(scores, targets)
+        return F.binary_cross_entropy_with_logits(scores.reshape(-1), targets.to(scores))
+    return F.cross_entropy(scores, targets.to(scores.device))
 
 
 def score(output: Any, targets: Tensor) -> Tensor:
     """Mean score (logit) of the target class."""
-    from hookscope.cam.targets import score_sum
+    from hookscope.cam.targets import check_classes, logits_of, score_sum
 
+    check_classes(targets, logits_of(output).shape[1])
     return score_sum(output, targets) / len(targets)
 
 

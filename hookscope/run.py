@@ -23,16 +23,18 @@ from hookscope.cam.choice import site_infos
 from hookscope.cam.targets import label_of, logits_of, probabilities_of
 from hookscope.errors import ExitCode, NothingMeasured, UsageError, worst
 from hookscope.images import Found, ImageFailure
-from hookscope.layers import LayerInfo, Selection, Site, Status, modules_by_name
+from hookscope.layers import ROOT, LayerInfo, Selection, Site, Status, modules_by_name
 from hookscope.loading import Batch, batches, default_workers
 from hookscope.models import LoadedModel
 from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import Manifest
-from hookscope.output.writers import PictureOptions, Place, write, write_document, write_table
+from hookscope.output.writers import PictureOptions, Place, write, write_document, write_summary, write_table
 from hookscope.runner import Objective, Pass, Runner, list_layers, running
 from hookscope.tasks import Conclusion, Subject, Task
 
 _TOP = 5
+# A model that takes pictures at their own size may see a new one every time.
+_SIZES_KNOWN = 16
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def plan(job: Job) -> Report:
     ]
     patterns: dict[str, Sequence[str]] = {}
     for selection in selections:
-        patterns |= selection.patterns
+        patterns |= selection.resolved
     manifest = _manifest(
         job, patterns=patterns, images=[*images, *map(_failure, job.found.failures)], layers=layers
     )
@@ -156,15 +158,18 @@ class _Run:
         """Learn the layers' outputs for this size and, at the first, choose the layers."""
         shape = tuple(x.shape)
         if shape not in self._known:
-            self._known[shape] = list_layers(self.subject.model, x)
+            self._known = {**self._known, shape: list_layers(self.subject.model, x)}
+            for oldest in list(self._known)[:-_SIZES_KNOWN]:
+                del self._known[oldest]
         self.subject.layers = self._known[shape]
         self.subject.outputs = site_infos(self.subject.layers)
         if self.selection.names:
             return
+        _check_categories(self.subject)
         chosen = [task.choose(self.subject, x) for task in self.job.tasks]
         names = {name for selection in chosen for name in selection.names}
         for selection in chosen:
-            self.patterns |= selection.patterns
+            self.patterns |= selection.resolved
         self.selection = Selection(tuple(layer.name for layer in self.subject.layers if layer.name in names))
         self.job.out.begin()
 
@@ -215,7 +220,9 @@ class _Run:
             return Conclusion(warnings=(f"{task.name}: {error}",))
         prefix = f"{task.name}/" if len(self.job.tasks) > 1 else ""
         for table in conclusion.tables:
-            write_table(self.job.out, table, name=f"{prefix}{table.kind}", formats=("csv", "json", "md"))
+            write_table(self.job.out, table, name=f"{prefix}{table.kind}", formats=("csv", "json"))
+        if conclusion.summary:
+            write_summary(self.job.out, conclusion.summary, name=f"{prefix}{task.name}")
         for name, data in conclusion.documents.items():
             write_document(self.job.out, f"{prefix}{name}", data, kind=task.name)
         return conclusion
@@ -323,6 +330,19 @@ def _manifest(job: Job, **found: Any) -> Manifest:
         options=job.options,
         **{"warnings": job.loaded.warnings, **found},
     )
+
+
+def _check_categories(subject: Subject) -> None:
+    """Raises a `UsageError` where there is not one name for each class of a classifier."""
+    output = subject.outputs.get(Site(ROOT))
+    if subject.categories is None or output is None or len(output.shape) != 2:
+        return
+    classes = max(output.shape[1], 2)
+    if len(subject.categories) != classes:
+        raise UsageError(
+            f"{len(subject.categories)} class names for a model of {classes} classes",
+            "--labels FILE, one name a class",
+        )
 
 
 def _failure(failure: ImageFailure) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def _called(model: nn.Module, x: Tensor) -> Any:
         reason = " ".join(str(error).split()) or "no message"
         raise ModelError(
             f"the model raised {type(error).__name__} on an input of shape {tuple(x.shape)}: {reason[:300]}",
-            "--input-size, --resize and --crop set the size; --debug shows where",
+            "is the size right? --resize and --crop set it; --debug shows where",
         ) from error
 
 

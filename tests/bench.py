@@ -98,7 +98,9 @@ def peers(model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor) -> dic
     try:
         from captum.attr import LayerGradCam
 
-        found["captum"] = lambda: LayerGradCam(model, model.layer4).attribute(x, targets, relu_attributions=True)
+        found["captum"] = lambda: LayerGradCam(model, model.layer4).attribute(
+            x, targets, relu_attributions=True
+        )
     except ImportError:
         print("captum is not installed: left out")
     return found
@@ -129,7 +131,9 @@ def gradcam_row(*, as_readme: bool) -> list[Line]:
     lines = [] if as_readme else [Line("Grad-CAM / bare forward", ours_s / bare_s, 1.10, True, per_image)]
     limits = {"grad-cam": 4.0, "torchcam": 1.4 if as_readme else 1.1, "captum": 1.4 if as_readme else 1.1}
     for name, took in zip(theirs, their_s, strict=True):
-        lines.append(Line(f"{name} / Grad-CAM", took / ours_s, limits[name], False, f"{took / 16e-3:.1f} ms an image"))
+        lines.append(
+            Line(f"{name} / Grad-CAM", took / ours_s, limits[name], False, f"{took / 16e-3:.1f} ms an image")
+        )
     return lines
 
 
@@ -162,21 +166,26 @@ def featuremaps_row() -> list[Line]:
     from hookscope.cli.app import main
 
     with tempfile.TemporaryDirectory() as folder, quiet():
+
         def ours() -> None:
             main(
-                ["featuremaps", "resnet50", str(PHOTOS / "cat.png"), "--weights", "none", "--channels", "all"]
-                + ["-o", f"{folder}/out", "--overwrite", "-q"]
+                ["featuremaps", "resnet50", str(PHOTOS / "cat.png"), "--weights", "none"]
+                + ["--channels", "all", "-o", f"{folder}/out", "--overwrite", "-q"]  # noqa: RUF005
             )
 
         ours()
         start = time.perf_counter()
         ours()
         ours_s = time.perf_counter() - start
-    channels = sum(m.out_channels for m in resnet50(channels_last=False).modules() if isinstance(m, torch.nn.Conv2d))
+    channels = sum(
+        m.out_channels for m in resnet50(channels_last=False).modules() if isinstance(m, torch.nn.Conv2d)
+    )
     plotted = 256
     theirs_s = matplotlib_subplots(plotted)
     ratio = (theirs_s / plotted) / (ours_s / channels)
-    detail = f"{channels} channels in {ours_s:.2f} s, loading included; {plotted} subplots in {theirs_s:.2f} s"
+    detail = (
+        f"{channels} channels in {ours_s:.2f} s, loading included; {plotted} subplots in {theirs_s:.2f} s"
+    )
     return [Line("subplots / feature maps, per channel", ratio, 50, False, detail)]
 
 
@@ -244,7 +253,17 @@ def script_row() -> list[Line]:
     photo = str(PHOTOS / "cat.png")
     with tempfile.TemporaryDirectory() as folder:
         script = [sys.executable, "-c", SCRIPT, str(WEIGHTS_FILE), photo]
-        ours = [sys.executable, "-m", "hookscope", "gradcam", "demo", photo, "-o", f"{folder}/out", "--overwrite"]
+        ours = [
+            sys.executable,
+            "-m",
+            "hookscope",
+            "gradcam",
+            "demo",
+            photo,
+            "-o",
+            f"{folder}/out",
+            "--overwrite",
+        ]
         theirs_s, ours_s = alternately(7, lambda: shell(script), lambda: shell(ours))
     detail = f"{ours_s:.2f} s against {theirs_s:.2f}"
     return [Line("gradcam demo cat.png / ten-line script", ours_s / theirs_s, 1.15, True, detail)]
@@ -299,14 +318,22 @@ def many_row() -> list[Line]:
         rates: list[tuple[float, float]] = []
         for _ in range(3):
             (theirs,) = numbers([sys.executable, "-c", LOOP, f"{folder}/200", str(workers)])
-            ours, big_mib = numbers([sys.executable, "-c", OURS, f"{folder}/200", str(workers), f"{folder}/out"])
+            ours, big_mib = numbers(
+                [sys.executable, "-c", OURS, f"{folder}/200", str(workers), f"{folder}/out"]
+            )
             rates.append((ours, theirs))
         _, small_mib = numbers([sys.executable, "-c", OURS, f"{folder}/50", str(workers), f"{folder}/out"])
     ratio = statistics.median(ours / theirs for ours, theirs in rates)
     detail = ", ".join(f"{ours:.1f} against {theirs:.1f}" for ours, theirs in rates) + " pictures/s"
     return [
         Line("gradcam over 200 pictures / bare loop, pictures/s", ratio, 0.85, False, detail),
-        Line("peak memory at 200 / at 50", big_mib / small_mib, 1.05, True, f"{big_mib:.0f} MiB, {small_mib:.0f} MiB"),
+        Line(
+            "peak memory at 200 / at 50",
+            big_mib / small_mib,
+            1.05,
+            True,
+            f"{big_mib:.0f} MiB, {small_mib:.0f} MiB",
+        ),
     ]
 
 
@@ -328,7 +355,9 @@ def numbers(command: Sequence[str]) -> list[float]:
 
 
 def shell(command: Sequence[str]) -> None:
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, env=environment())
+    subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, env=environment()
+    )
 
 
 def shell_seconds(command: Sequence[str]) -> float:

@@ -64,7 +64,10 @@ def folder(tmp_path_factory):
     (place / "my_model.py").write_text(MY_MODEL)
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None, num_classes=12)
-    torch.save({"state_dict": {f"module.{key}": value for key, value in model.state_dict().items()}}, place / "my.ckpt")
+    torch.save(
+        {"state_dict": {f"module.{key}": value for key, value in model.state_dict().items()}},
+        place / "my.ckpt",
+    )
     return place
 
 

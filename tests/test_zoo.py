@@ -1,6 +1,6 @@
 """At every site of torchvision's models, hookscope sees the values and gradients that plain autograd gives.
 
-`zoo` says what is compared with what; `python tests/zoo.py` does the same for every classifier at full size.
+`comparison` says what is compared with what; `python tests/zoo.py` does the same for every classifier at full size.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from functools import partial
 from math import inf, nan
 
+import comparison
 import pytest
 import torch
-import zoo
+from comparison import ParameterGaps, built, examine, gap, naive_raises, naive_rewritten, worst_gap
 from torchvision import models
 from torchvision.models import detection, segmentation
 from truth import Recorder, reference
@@ -89,17 +90,17 @@ def made(name):
 
 def ready(make, size, **options):
     x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    return zoo.built(make, x, **options), x
+    return built(make, x, **options), x
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_every_value_and_gradient_is_the_models_own(name):
-    assert zoo.examine(*made(name)).problems == ()
+    assert examine(*made(name)).problems == ()
 
 
 def test_the_zoo_counts_every_call_once():
     # 68 modules, the root included, and in each of 8 blocks the ReLU is called a second time.
-    found = zoo.examine(*made("resnet18"))
+    found = examine(*made("resnet18"))
     assert (found.sites, found.gradients) == (76, 76)
     # The naive recipe: 9 first batch norms are rewritten by a ReLU, 8 second ones by the sum.
     assert (found.leaves, found.rewritten, found.raises) == (60, 17, True)
@@ -108,8 +109,8 @@ def test_the_zoo_counts_every_call_once():
 def test_the_naive_recipe_holds_where_nothing_is_in_place():
     model, x = ready(SMALL_VIT, 32)
     values, _ = reference(model, x)
-    assert zoo.naive_rewritten(model, x, values)[1] == 0
-    assert not zoo.naive_raises(model, x)
+    assert naive_rewritten(model, x, values)[1] == 0
+    assert not naive_raises(model, x)
 
 
 class Aliasing(Recorder):
@@ -140,8 +141,8 @@ class Rectifying(Recorder):
     ids=["kept-alive", "call-missed", "other-gradient"],
 )
 def test_what_is_wrong_is_found(monkeypatch, recorder, problem):
-    monkeypatch.setattr(zoo, "Recorder", recorder)
-    assert any(told.startswith(problem) for told in zoo.examine(*made("resnet18")).problems)
+    monkeypatch.setattr(comparison, "Recorder", recorder)
+    assert any(told.startswith(problem) for told in examine(*made("resnet18")).problems)
 
 
 ONES = torch.ones(2)
@@ -162,16 +163,16 @@ ONES = torch.ones(2)
     ids=["equal", "a-quarter", "both-missing", "missing", "true-is-zero", "shape", "dtype", "nan"],
 )
 def test_a_gap_is_relative_to_the_largest_true_value(seen, wanted, expected):
-    assert zoo.gap(seen, wanted) == expected
+    assert gap(seen, wanted) == expected
 
 
 def test_a_site_on_one_side_only_is_an_infinite_gap():
-    assert zoo.worst_gap({Site("a"): ONES}, {Site("a"): ONES, Site("b"): ONES}) == inf
-    assert zoo.worst_gap({Site("a"): ONES, Site("b"): ONES}, {Site("a"): ONES}) == inf
+    assert worst_gap({Site("a"): ONES}, {Site("a"): ONES, Site("b"): ONES}) == inf
+    assert worst_gap({Site("a"): ONES, Site("b"): ONES}, {Site("a"): ONES}) == inf
 
 
 def test_a_parameter_that_was_not_told_is_an_infinite_gap():
-    gaps = zoo.ParameterGaps({"a": ONES, "b": None})
+    gaps = ParameterGaps({"a": ONES, "b": None})
     gaps.on_param_gradient("a", ONES, "score")
     assert gaps.worst == inf
     gaps.on_param_gradient("b", None, "score")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ def spatial_selection(selection: Selection, infos: Mapping[Site, OutputInfo]) ->
     kept = tuple(name for name in selection.names if name in set(spatial))
     if not kept:
         raise _not_spatial(", ".join(selection.names), selection.names, infos, spatial)
-    return Selection(kept, selection.patterns)
+    return replace(selection, names=kept)
 
 
 def default_layer(

@@ -45,7 +45,7 @@ class TargetSpec:
             # Stable, so that equal scores give the lower class on every machine.
             order = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices
             return order[:, self.rank - 1]
-        _check_range(chosen, total)
+        check_classes(chosen, total)
         return chosen
 
 
@@ -134,7 +134,12 @@ def label_of(index: int, categories: Sequence[str] | None) -> str:
     return categories[index] if categories is not None and 0 <= index < len(categories) else ""
 
 
-def _check_range(classes: Tensor, total: int) -> None:
+def check_classes(classes: Tensor, total: int) -> None:
+    """Nothing, where every class is one of the model's.
+
+    Raises:
+        UsageError: one is out of range.
+    """
     outside = classes[(classes < 0) | (classes >= total)].tolist()
     if outside:
         raise UsageError(

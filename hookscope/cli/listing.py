@@ -43,7 +43,7 @@ def list_command(
     chosen = set(all_names(loaded.module))
     if layers.layer or layers.exclude:
         selection = select(loaded.module, layers.layer or ("**",), layers.exclude)
-        chosen, patterns = set(selection.names), dict(selection.patterns)
+        chosen, patterns = set(selection.names), selection.resolved
     x = _input(loaded, image, input_size)
     found = list_layers(loaded.module, None if talking.dry_run else x)
     found = [info for info in found if info.name in chosen]

@@ -19,6 +19,7 @@ from hookscope.cli.flags import (
     TalkFlags,
 )
 from hookscope.errors import ExitCode, UsageError
+from hookscope.wording import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.images import Found
@@ -171,11 +172,9 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
     manifest = report.manifest
     if flags.dry_run:
         for pattern, names in manifest.patterns.items():
-            talk.say(f"{pattern}: {', '.join(names)}")
-        pictures = talk.counted(len(job.found.refs), "picture")
-        layers = (
-            talk.counted(len(manifest.layers), "layer") if manifest.layers else "layers as the model runs"
-        )
+            talk.say(f"{pattern}: {', '.join(names) if flags.verbose else listed(names)}")
+        pictures = counted(len(job.found.refs), "picture")
+        layers = counted(len(manifest.layers), "layer") if manifest.layers else "layers as the model runs"
         talk.say(f"{pictures}, {layers}, to {job.out.path}; nothing was run")
         return
     for record in manifest.images:
@@ -190,7 +189,7 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
     if not flags.verbose and manifest.artifacts:
         first = min(manifest.artifacts, key=lambda record: record["part"] != "overlay")
         talk.say(f"for instance {job.out.path / first['path']}")
-    talk.say(f"{talk.counted(len(manifest.artifacts), 'file')} in {job.out.path}")
+    talk.say(f"{counted(len(manifest.artifacts), 'file')} in {job.out.path}")
 
 
 def _tell_odd(artifacts: Sequence[Any]) -> None:
@@ -199,7 +198,7 @@ def _tell_odd(artifacts: Sequence[Any]) -> None:
         if record["status"] != "ok" and record["part"] == "heatmap":
             counts[record["status"]] = counts.get(record["status"], 0) + 1
     for status, count in sorted(counts.items()):
-        talk.say(f"{talk.counted(count, 'map')} {status}")
+        talk.say(f"{counted(count, 'map')} {status}")
 
 
 def _size(flag: str, text: str | None) -> int | tuple[int, int] | None:

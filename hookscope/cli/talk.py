@@ -48,11 +48,6 @@ def finish() -> None:
             stream.flush()
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 picture`, `2 pictures`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def probability(value: float) -> str:
     """`.72`, `1.00`."""
     text = f"{value:.2f}"

@@ -15,7 +15,7 @@ import torch
 from hookscope.errors import ModelError, UsageError, near_misses
 from hookscope.models.loaded import Request, Source
 from hookscope.models.preprocess import Preprocess
-from hookscope.models.wording import one_line
+from hookscope.wording import one_line
 
 SUFFIX = ".pt2"
 

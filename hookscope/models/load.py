@@ -26,7 +26,7 @@ from hookscope.models.loaded import (
 from hookscope.models.preprocess import PLAIN_SOURCE, Preprocess, Size
 from hookscope.models.user import given, is_user_spec, own_copy
 from hookscope.models.user import load as load_user
-from hookscope.models.wording import one_line
+from hookscope.wording import one_line
 
 _RANDOM = "the weights are RANDOM: the shapes are real, but no value means anything"
 _PLAIN = (

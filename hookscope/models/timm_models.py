@@ -14,7 +14,7 @@ from hookscope.models.checkpoint_file import read_state_dict
 from hookscope.models.loaded import Request, Source
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.weights import fill, is_file
-from hookscope.models.wording import one_line
+from hookscope.wording import one_line
 
 PREFIX = "timm/"
 

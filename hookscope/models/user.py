@@ -25,7 +25,7 @@ from hookscope.errors import HookscopeError, ModelError, UsageError, near_misses
 from hookscope.models.checkpoint_file import read_state_dict
 from hookscope.models.loaded import Request, Source
 from hookscope.models.weights import fill, is_file
-from hookscope.models.wording import one_line
+from hookscope.wording import one_line
 from hookscope.wrappers import unwrapped
 
 AS_BUILT = "as the callable made it"

@@ -11,7 +11,7 @@ from torch import nn
 
 from hookscope.errors import ModelError
 from hookscope.models.checkpoint import SUFFIXES, Peeled, check, class_count, peel
-from hookscope.models.wording import one_line
+from hookscope.wording import one_line
 
 
 @dataclass(frozen=True, eq=False)

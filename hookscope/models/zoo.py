@@ -26,7 +26,7 @@ from hookscope.models.checkpoint import Peeled, peel, read_state_dict
 from hookscope.models.loaded import Request, Source
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.weights import fill, is_file
-from hookscope.models.wording import one_line
+from hookscope.wording import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -71,7 +71,7 @@ class OutputDir:
                 _clear(self.path, contents.files)
             head = {"command": self.command, "hookscope": _own_version(), "schema": SCHEMA}
             journal = self.path / JOURNAL
-            with self._written_beside(journal, encoded(to_json_line(head))) as temporary:
+            with self._written_beside(journal, encoded(to_json_line(head).rstrip("\n"))) as temporary:
                 os.replace(temporary, journal)
         self._root = self.path.resolve()
 

@@ -110,6 +110,13 @@ def write_table(
     return _write_all(out, files, {"kind": table.kind, "status": "ok"})
 
 
+def write_summary(out: OutputDir, pages: Sequence[Table], *, name: str) -> Record:
+    """The record of one Markdown page with all the tables."""
+    text = "\n".join(tables.to_markdown(page) for page in pages)
+    data = text.encode("utf-8", "backslashreplace")
+    return out.write(f"{name}.md", data, kind=pages[0].kind, part="summary", format="md", status="ok")
+
+
 def write_document(out: OutputDir, name: str, data: bytes, *, kind: str) -> Record:
     """The record of a file that was encoded elsewhere, such as a plot."""
     return out.write(name, data, kind=kind, part="plot", format=name.rpartition(".")[2], status="ok")

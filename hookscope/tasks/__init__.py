@@ -49,9 +49,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a task has to say after the last batch."""
+    """What a task has to say after the last batch; `summary` is its tables for people, on one page."""
 
     tables: tuple[Table, ...] = ()
+    summary: tuple[Table, ...] = ()
     documents: Mapping[str, bytes] = field(default_factory=dict)
     statuses: Mapping[Site, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()

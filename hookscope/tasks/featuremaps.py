@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hookscope.artifacts import Heat, Tiles
+from hookscope.errors import NothingMeasured
 from hookscope.layers import Selection, Site, select
 from hookscope.probes.featuremaps import Channels, FeatureMapsProbe
 from hookscope.tasks import Conclusion, Subject
@@ -45,6 +46,7 @@ class FeatureMapsTask:
         self._subject: Subject | None = None
         self._probe: FeatureMapsProbe | None = None
         self._statuses: dict[Site, str] = {}
+        self._some = False
 
     def select(self, subject: Subject) -> Selection:
         return select(subject.model, self._options.layer or DEFAULT_LAYERS, self._options.exclude)
@@ -68,16 +70,20 @@ class FeatureMapsTask:
         for artefact in self._made().artifacts():
             if artefact.status == "non-finite":
                 self._statuses[artefact.site] = "non-finite"
+            self._some = True
             if isinstance(artefact, Tiles):
                 artefact = replace(artefact, type=types.get(artefact.site.layer, ""))
             yield artefact
 
     def conclude(self) -> Conclusion:
-        unmapped = sorted(self._made().unmapped) if self._probe else []
-        warnings = []
-        if unmapped:
-            warnings.append(f"no maps of {', '.join(map(str, unmapped))}: the output's layout is not known")
-        return Conclusion(statuses=self._statuses, warnings=tuple(warnings))
+        unmapped = ", ".join(map(str, sorted(self._made().unmapped)))
+        if not self._some:
+            what = f"the layout of {unmapped} is not known" if unmapped else "none of the layers was called"
+            raise NothingMeasured(
+                f"no feature maps: {what}", "`hookscope layers MODEL IMAGE` shows the outputs"
+            )
+        warnings = (f"no maps of {unmapped}: the output's layout is not known",) if unmapped else ()
+        return Conclusion(statuses=self._statuses, warnings=warnings)
 
     def _made(self) -> FeatureMapsProbe:
         assert self._probe is not None, "choose() comes first"

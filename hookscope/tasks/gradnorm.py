@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookscope.artifacts import Heat, Table, Tiles
+from hookscope.artifacts import Heat, Tiles
 from hookscope.cam.targets import class_index
 from hookscope.errors import NothingMeasured, UsageError
-from hookscope.gradreport import GradReport, LayerGrad, ParamGrad, grad_report
-from hookscope.layers import Selection, Site, Status, select
+from hookscope.gradreport import GradReport, grad_report
+from hookscope.layers import Selection, Status, select
 from hookscope.losses import LossFunction, loss_function, loss_objective
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.runner import Objective
 from hookscope.tasks import Conclusion, Finding, Subject
+from hookscope.tasks.gradtables import Loss, lines, plot, summary, table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
     from hookscope.runner import Pass
-
-MEASURED = "after backward, before clipping, unscaled"
-
-_COLUMNS = (
-    "kind", "name", "call", "output", "type", "depth", "shape", "count", "grad_norm", "grad_rms", "grad_largest",
-    "non_finite", "weight_norm", "grad_to_weight", "input_grad_total", "status",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,20 +81,14 @@ class GradnormTask:
             raise NothingMeasured(
                 "the loss has no gradient at any parameter or layer", "does it depend on the output?"
             )
-        table = Table(
-            kind=self.name,
-            title="Gradient norms",
-            columns=_COLUMNS,
-            rows=(*map(_param_cells, report.parameters), *map(_layer_cells, report.layers)),
-            notes=self._notes(report),
-            data=_document(report, self._options.loss_name, self._labels),
-        )
+        loss = Loss(self._options.loss_name, report.loss, self._labels)
         return Conclusion(
-            tables=(table,),
-            documents={"gradnorm.png": _plot(report)},
+            tables=(table(report, loss),),
+            summary=summary(report, loss),
+            documents={"gradnorm.png": plot(report)},
             statuses={row.site: row.status for row in report.layers},
             findings=tuple(self._findings(report)),
-            lines=_lines(report, self._options.loss_name, self._labels),
+            lines=lines(report, loss),
         )
 
     def _targets(self, batch: Batch) -> Tensor | None:
@@ -135,13 +123,6 @@ class GradnormTask:
             message = f"total gradient norm {report.total_norm:.6g} is above {limit:g}"
             yield Finding("max-norm", "error", "", report.total_norm, limit, message)
 
-    def _notes(self, report: GradReport) -> tuple[str, ...]:
-        return (
-            f"measured {MEASURED}; averaged over {report.pictures} pictures in {report.batches} batches",
-            f"loss {self._options.loss_name} = {report.loss:.6g}, labels: {self._labels}",
-            f"total norm {report.total_norm:.6g} over {len(report.parameters)} parameters, tied ones once",
-        )
-
     def _made(self) -> GradNormProbe:
         assert self._probe is not None, "choose() comes first"
         return self._probe
@@ -155,100 +136,3 @@ def check_max_norm(limit: float | None) -> None:
     """
     if limit is not None and not limit >= 0:
         raise UsageError(f"--max-norm {limit!r} is not a number of 0 or more")
-
-
-def _param_cells(row: ParamGrad) -> tuple[Any, ...]:
-    g = row.gradient
-    sizes = (g.count, g.norm, g.rms, g.largest, g.non_finite) if g else (None,) * 5
-    return (
-        "parameter", row.name, None, "", "", None, row.shape, *sizes, row.weight_norm, row.ratio, None, row.status
-    )  # fmt: skip
-
-
-def _layer_cells(row: LayerGrad) -> tuple[Any, ...]:
-    g, site = row.output_grad, row.site
-    sizes = (g.count, g.norm, g.rms, None, g.non_finite) if g else (None,) * 5
-    return (
-        "layer", site.layer, site.call, site.output, row.type, row.depth, None, *sizes, None, None,
-        row.input_grad_total, row.status,
-    )  # fmt: skip
-
-
-def _document(report: GradReport, loss: str, labels: str) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "measured": MEASURED,
-        "loss": {"name": loss, "value": report.loss, "labels": labels},
-        "total_norm": report.total_norm,
-        "pictures": report.pictures,
-        "batches": report.batches,
-        "parameters": [_param_record(row) for row in report.parameters],
-        "layers": [_layer_record(row) for row in report.layers],
-    }
-
-
-def _param_record(row: ParamGrad) -> dict[str, Any]:
-    g = row.gradient
-    return {
-        "name": row.name,
-        "layer": row.layer,
-        "shape": row.shape,
-        "aliases": row.aliases,
-        "weight_norm": row.weight_norm,
-        "grad_norm": g.norm if g else None,
-        "grad_rms": g.rms if g else None,
-        "grad_largest": g.largest if g else None,
-        "non_finite": g.non_finite if g else None,
-        "grad_to_weight": row.ratio if row.ratio is not None else "undefined",
-        "status": row.status,
-    }
-
-
-def _layer_record(row: LayerGrad) -> dict[str, Any]:
-    g = row.output_grad
-    return asdict(row.site) | {
-        "type": row.type,
-        "depth": row.depth,
-        "output_grad_norm": g.norm if g else None,
-        "output_grad_rms": g.rms if g else None,
-        "output_grad_non_finite": g.non_finite if g else None,
-        "input_grad_total": row.input_grad_total,
-        "parameter_grad_norm": row.parameter_grad_norm,
-        "status": row.status,
-    }
-
-
-def _plot(report: GradReport) -> bytes:
-    from hookscope.render.plot import Series, depth
-
-    outputs = [(str(row.site), row.output_grad.norm) for row in report.layers if row.output_grad]
-    own = [
-        (str(row.site), row.parameter_grad_norm)
-        for row in _once(report.layers)
-        if row.parameter_grad_norm is not None
-    ]
-    series = [
-        Series(name, tuple(n for n, _ in points), tuple(v for _, v in points))
-        for name, points in (("gradient at the output", outputs), ("gradient of own parameters", own))
-        if points
-    ]
-    return depth(series, title="Gradient norm by depth", ylabel="L2 norm")
-
-
-def _once(rows: Iterable[LayerGrad]) -> Iterable[LayerGrad]:
-    return (row for row in rows if row.site == Site(row.site.layer))
-
-
-def _lines(report: GradReport, loss: str, labels: str) -> tuple[str, ...]:
-    return (
-        f"total gradient norm {report.total_norm:.6g} over {report.pictures} pictures",
-        f"loss {loss} {report.loss:.6g}, labels: {labels}",
-        *(_counted(report),),
-    )
-
-
-def _counted(report: GradReport) -> str:
-    counts: dict[str, int] = {}
-    for row in report.parameters:
-        counts[row.status] = counts.get(row.status, 0) + 1
-    return "parameters: " + ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
