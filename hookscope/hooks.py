@@ -1,75 +1,25 @@
 """Hooks: the only code that registers them.
 
-`attached()` lets probes see values and gradients as they pass; `preserved()` puts an inspected model back as it
-was found. Nothing here decides what a value means, and nothing here reads, prints or writes.
+`attached()` lets probes see values and gradients as they pass; its companion `preserved()` puts an inspected model
+back as it was found. Nothing here decides what a value means, and nothing here reads, prints or writes.
 """
 
 from __future__ import annotations
 
-import copy
-import random
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeGuard
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.parameter import UninitializedBuffer
 
 from hookscope.layers import Selection, Site, Status, modules_by_name, select
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a probe must be told: nothing is computed or kept for what no probe needs."""
-
-    inputs: bool = False
-    outputs: bool = False
-    gradients: bool = False
-    input_gradients: bool = False
-    param_gradients: bool = False
-
-
-class Probe:
-    """A streaming reducer: told of values as they pass, it reduces or copies them at once.
-
-    A tensor handed over is the model's own live value, without a graph: it may be overwritten as soon as the
-    call returns, and must not be written to. `layers` and `objectives` narrow what a probe hears of
-    (`None`: everything).
-    """
-
-    needs: Needs = Needs()
-    layers: frozenset[str] | None = None
-    objectives: frozenset[str] | None = None
-
-    def begin(self, pictures: int) -> None:
-        """A forward pass over `pictures` pictures is about to start."""
-
-    def on_input(self, site: Site, tensor: Tensor) -> None:
-        """A tensor that the layer receives, before any in-place op; `site.output` is its argument's path."""
-
-    def on_output(self, site: Site, tensor: Tensor) -> None:
-        """A tensor that the layer returned."""
-
-    def on_gradient(self, site: Site, tensor: Tensor, objective: str) -> None:
-        """The gradient of `objective` with respect to what the layer returned."""
-
-    def on_input_gradient(self, site: Site, tensor: Tensor, objective: str) -> None:
-        """The total gradient with respect to what the layer received, through every use of it."""
-
-    def on_param_gradient(self, name: str, tensor: Tensor | None, objective: str) -> None:
-        """The gradient with respect to a trainable parameter; `None` where no path leads to it."""
-
-    def hears(self, layer: str) -> bool:
-        """Whether the probe wants to be told of a layer."""
-        return self.layers is None or layer in self.layers
-
-    def follows(self, objective: str) -> bool:
-        """Whether the probe wants to be told of an objective's gradients."""
-        return self.objectives is None or objective in self.objectives
+from hookscope.nested import rebuilt, tensors_in
+from hookscope.preserve import preserved as preserved
+from hookscope.probe import Needs as Needs
+from hookscope.probe import Probe as Probe
 
 
 class _Bridge(torch.autograd.Function):
@@ -314,73 +264,6 @@ def attached(
         yield attachment
 
 
-@contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """A block after which the model is as it was: also when the block raises or is interrupted.
-
-    Every module's `training`, every parameter's `requires_grad`, the buffers and the random state are put back;
-    `.grad` is set aside (not copied) and returned. For inspection, not for training loops.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
-    buffers = _snapshot_buffers(model)
-    with _random_state():
-        try:
-            for parameter, _, _ in flags:
-                parameter.grad = None
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            for parameter, requires_grad, gradient in flags:
-                # By assignment: requires_grad_() refuses a lazy module's parameter that has no shape yet.
-                parameter.requires_grad = requires_grad
-                parameter.grad = gradient
-            _restore_buffers(buffers)
-
-
-def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every dense tensor in a nested value with its path: `""`, `"0"`, `"out"`, `"1.boxes"`, ..."""
-    if isinstance(value, Tensor):
-        if value.layout == torch.strided and not value.is_nested:
-            yield path, value
-        return
-    for key, item in _items(value):
-        yield from tensors_in(item, f"{path}.{key}" if path else str(key))
-
-
-def rebuilt(value: Any, replaced: Mapping[str, Tensor], path: str = "") -> Any:
-    """The same nested value with the tensors at the given paths replaced."""
-    if isinstance(value, Tensor):
-        return replaced.get(path, value)
-    items = _items(value)
-    if not items:
-        return value
-    new = {key: rebuilt(item, replaced, f"{path}.{key}" if path else str(key)) for key, item in items}
-    if isinstance(value, Mapping):
-        return _filled_mapping(value, new)
-    if isinstance(value, tuple):
-        return type(value)(*new.values()) if hasattr(value, "_fields") else type(value)(new.values())
-    return type(value)(new.values()) if isinstance(value, list) else replace(value, **new)
-
-
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, (list, tuple)):
-        return list(enumerate(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return [(item.name, getattr(value, item.name)) for item in fields(value) if item.init]
-    return []
-
-
-def _filled_mapping(value: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
-    filled: Any = copy.copy(value)
-    for key, item in new.items():
-        filled[key] = item
-    return filled
-
-
 def _bridge(source: Tensor, value: Tensor) -> Tensor:
     return _Bridge.apply(source, value)  # type: ignore[no-any-return]
 
@@ -430,58 +313,3 @@ def _eager(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         yield
-
-
-@contextmanager
-def _random_state() -> Iterator[None]:
-    numpy = sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
-    devices = range(torch.cuda.device_count()) if _cuda_in_use() else ()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy and numpy_state is not None:
-            numpy.random.set_state(numpy_state)
-
-
-def _cuda_in_use() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _snapshot_buffers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
-    copies: dict[int, Tensor] = {}
-    snapshot = []
-    for module in model.modules():
-        if not module._buffers:
-            continue
-        for buffer in module._buffers.values():
-            if _has_values(buffer) and id(buffer) not in copies:
-                copies[id(buffer)] = buffer.detach().clone()
-        originals = dict(module._buffers)
-        snapshot.append(
-            (module, originals, {n: copies[id(b)] for n, b in originals.items() if id(b) in copies})
-        )
-    return snapshot
-
-
-def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
-    return buffer is not None and not isinstance(buffer, UninitializedBuffer)
-
-
-def _restore_buffers(snapshot: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> None:
-    with torch.no_grad():
-        for module, originals, copies in snapshot:
-            module._buffers.clear()
-            module._buffers.update(originals)
-            for name, copied in copies.items():
-                _put_back(originals[name], copied)
-
-
-def _put_back(buffer: Tensor, copied: Tensor) -> None:
-    # Only where it changed: a write would invalidate a graph of the caller's that saved the buffer.
-    if buffer.shape != copied.shape:
-        buffer.data = copied
-    elif not torch.equal(buffer, copied):
-        buffer.copy_(copied)

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import hookscope
 from hookscope.artifacts import Heat, Tiles
+from hookscope.background import Background
 from hookscope.cam.choice import site_infos
-from hookscope.cam.targets import label_of, logits_of, probabilities_of
 from hookscope.errors import ExitCode, NothingMeasured, UsageError, worst
-from hookscope.images import Found, ImageFailure
-from hookscope.layers import ROOT, LayerInfo, Selection, Site, Status, modules_by_name
+from hookscope.images import Found
+from hookscope.layers import ROOT, LayerInfo, Selection, Site, modules_by_name
 from hookscope.loading import Batch, batches, default_workers
 from hookscope.models import LoadedModel
 from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import Manifest
 from hookscope.output.writers import PictureOptions, Place, write, write_document, write_summary, write_table
+from hookscope.records import failure_record, layer_records, model_record, top_records, versions
 from hookscope.runner import Objective, Pass, Runner, list_layers, running
 from hookscope.tasks import Conclusion, Subject, Task
 
-_TOP = 5
 # A model that takes pictures at their own size may see a new one every time.
 _SIZES_KNOWN = 16
 
@@ -98,7 +95,7 @@ def plan(job: Job) -> Report:
     for selection in selections:
         patterns |= selection.resolved
     manifest = _manifest(
-        job, patterns=patterns, images=[*images, *map(_failure, job.found.failures)], layers=layers
+        job, patterns=patterns, images=[*images, *map(failure_record, job.found.failures)], layers=layers
     )
     code = ExitCode.IMAGES if job.found.failures else ExitCode.OK
     return Report(manifest, code)
@@ -125,7 +122,7 @@ class _Run:
         self._known: dict[tuple[int, ...], list[LayerInfo]] = {}
 
     def execute(self) -> Report:
-        with _Writers() as writers:
+        with Background(default_workers()) as writers:
             for shape, group in groupby(self._batches(), key=_shape):
                 if shape is None:
                     deque(map(self._record_failures, group), maxlen=0)
@@ -145,7 +142,7 @@ class _Run:
             keep_pictures=any(draws.overlay for draws in job.drawing.values()),
         )
 
-    def _measure_group(self, group: Iterator[Batch], writers: _Writers) -> None:
+    def _measure_group(self, group: Iterator[Batch], writers: Background) -> None:
         """Measure batches of one picture size, so that one look at the layers serves them all."""
         first = next(group)
         self._look(self._entering(first)[:1])
@@ -173,7 +170,7 @@ class _Run:
         self.selection = Selection(tuple(layer.name for layer in self.subject.layers if layer.name in names))
         self.job.out.begin()
 
-    def _measure(self, runner: Runner, batch: Batch, writers: _Writers) -> None:
+    def _measure(self, runner: Runner, batch: Batch, writers: Background) -> None:
         self._record_failures(batch)
         wanted: dict[str, Sequence[Objective]] = {}
 
@@ -203,12 +200,12 @@ class _Run:
 
     def _record_failures(self, batch: Batch) -> None:
         for ref, failure in batch.failures:
-            self.images[ref.index] = _failure(failure)
+            self.images[ref.index] = failure_record(failure)
             self.codes.append(ExitCode.IMAGES)
 
     def _record_pictures(self, batch: Batch, done: Pass) -> None:
         for item, top in zip(
-            batch.items, _tops(done.output, len(batch.items), self.subject.categories), strict=True
+            batch.items, top_records(done.output, len(batch.items), self.subject.categories), strict=True
         ):
             self.images[item.ref.index] = {"path": item.ref.path, "status": "ok", "error": None, "top": top}
 
@@ -236,7 +233,7 @@ class _Run:
             patterns=self.patterns,
             images=[
                 *(self.images[index] for index in sorted(self.images)),
-                *map(_failure, self.job.found.failures),
+                *map(failure_record, self.job.found.failures),
             ],
             layers=self._layer_records(conclusions),
             findings=findings,
@@ -262,66 +259,6 @@ class _Run:
         ]
 
 
-class _Writers:
-    """Encodes and writes beside the model's work; never more than two batches behind."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(default_workers(), thread_name_prefix="hookscope-write")
-        self._behind: list[Future[None]] = []
-        self._now: list[Future[None]] = []
-
-    def __enter__(self) -> _Writers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
-        if kind is None:
-            for future in (*self._behind, *self._now):
-                future.result()
-
-    def submit(self, function: Callable[..., None], *args: Any) -> None:
-        """Have the call made by a writer."""
-        self._now.append(self._pool.submit(function, *args))
-
-    def settle(self) -> None:
-        """Wait for all but the latest batch; raises what a writer raised."""
-        for future in self._behind:
-            future.result()
-        self._behind, self._now = self._now, []
-
-
-def layer_records(layer: LayerInfo) -> list[tuple[Site, dict[str, Any]]]:
-    """The manifest's record of every tensor that a layer returned; one without a shape where there is none."""
-    common = {"type": layer.type, "status": str(layer.status or Status.OK)}
-    if not layer.outputs:
-        site = Site(layer.name)
-        return [(site, asdict(site) | {"shape": None, "layout": ""} | common)]
-    return [
-        (output.site, asdict(output.site) | {"shape": output.shape, "layout": output.layout} | common)
-        for output in layer.outputs
-    ]
-
-
-def versions() -> dict[str, str]:
-    """What produced the numbers."""
-    return {
-        "hookscope": hookscope.__version__,
-        "torch": torch.__version__,
-        "torchvision": version("torchvision"),
-    }
-
-
-def model_record(loaded: LoadedModel) -> dict[str, Any]:
-    """The model as the manifest describes it."""
-    return {
-        "name": loaded.name,
-        "weights": loaded.weights,
-        "random_weights": loaded.random_weights,
-        "parameters": loaded.parameters,
-        "preprocessing": loaded.preprocess,
-    }
-
-
 def _manifest(job: Job, **found: Any) -> Manifest:
     return Manifest(
         command=job.command,
@@ -343,36 +280,6 @@ def _check_categories(subject: Subject) -> None:
             f"{len(subject.categories)} class names for a model of {classes} classes",
             "--labels FILE, one name a class",
         )
-
-
-def _failure(failure: ImageFailure) -> dict[str, Any]:
-    return {"path": failure.path, "status": "error", "error": failure.error, "top": []}
-
-
-def _tops(output: Any, pictures: int, categories: Sequence[str] | None) -> list[list[dict[str, Any]]]:
-    """The best classes of every picture; none where the model is no classifier."""
-    try:
-        logits, probabilities = logits_of(output), probabilities_of(output)
-    except UsageError:
-        return [[] for _ in range(pictures)]
-    if logits.shape[0] != pictures:
-        return [[] for _ in range(pictures)]
-    best = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices[:, :_TOP].tolist()
-    return [
-        [_top(index, row, logits, probabilities, categories) for index in best[row]]
-        for row in range(pictures)
-    ]
-
-
-def _top(
-    index: int, row: int, logits: Tensor, probabilities: Tensor, categories: Sequence[str] | None
-) -> dict[str, Any]:
-    return {
-        "class": index,
-        "label": label_of(index, categories),
-        "score": float(logits[row, index]),
-        "probability": float(probabilities[row, index]),
-    }
 
 
 def _shape(batch: Batch) -> tuple[int, ...] | None:

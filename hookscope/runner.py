@@ -18,6 +18,7 @@ from hookscope.errors import HookscopeError, ModelError
 from hookscope.hooks import Attachment, Probe, attached, preserved
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, Status, all_names, modules_by_name
 from hookscope.layouts import Layouts
+from hookscope.nested import rebuilt, tensors_in
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.wrappers import unwrapped
 
@@ -206,6 +207,4 @@ def _called(model: nn.Module, x: Tensor) -> Any:
 
 
 def _without_graph(output: Any) -> Any:
-    from hookscope.hooks import rebuilt, tensors_in
-
     return rebuilt(output, {path: tensor.detach().clone() for path, tensor in tensors_in(output)})

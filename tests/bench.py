@@ -168,10 +168,8 @@ def featuremaps_row() -> list[Line]:
     with tempfile.TemporaryDirectory() as folder, quiet():
 
         def ours() -> None:
-            main(
-                ["featuremaps", "resnet50", str(PHOTOS / "cat.png"), "--weights", "none"]
-                + ["--channels", "all", "-o", f"{folder}/out", "--overwrite", "-q"]  # noqa: RUF005
-            )
+            words = "featuremaps resnet50 {} --weights none --channels all -o {}/out --overwrite -q"
+            main(words.format(PHOTOS / "cat.png", folder).split())
 
         ours()
         start = time.perf_counter()

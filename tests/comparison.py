@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from truth import Recorder, reference, score
 
-from hookscope.hooks import Needs, Probe, tensors_in
+from hookscope.hooks import Needs, Probe
 from hookscope.layers import Site
 from hookscope.library import feature_maps
+from hookscope.nested import tensors_in
 from hookscope.runner import Objective, running
 
 # Whole graph: the same kernels run in the same order, and what is found is zero almost everywhere. The rest is

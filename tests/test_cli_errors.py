@@ -68,7 +68,7 @@ FAILURES = {
     "callable-makes-no-model": ("gradcam net.py:not_a_model pics -o out", 3, "made a int", "return the module"),
     "checkpoint-does-not-fit": (cam("pics --weights odd.pth"), 3, "(9, 3, 3, 3)", ""),
     "no-such-checkpoint": (cam("pics --weights od.pth"), 3, "no weights file 'od.pth'", "'odd.pth'"),
-    "forward-raises": ("layers net.py:build --input-size 2x2", 3, "the model raised RuntimeError", "is the size right?"),
+    "forward-raises": ("layers net.py:build --input-size 2x2", 3, "the model raised RuntimeError", "the size right?"),
     "missing-picture": (cam("missing.png"), 4, "cannot read picture 'missing.png'", None),
     "directory-of-none": (cam("empty"), 4, "no pictures in directory 'empty'", None),
     "pattern-of-none": (cam("'*.jpeg'"), 4, "no picture matches '*.jpeg'", None),

@@ -19,10 +19,10 @@ HEAVY = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "safetensors", "t
 
 # Each may import those before it. A package stands for all its modules.
 ORDER = (
-    "errors", "config", "images.geometry", "wrappers",
-    "layers", "artifacts", "layouts", "hooks", "magnitudes", "cam.methods", "probes", "runner", "cam",
+    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "preserve", "background",
+    "layers", "artifacts", "layouts", "probe", "hooks", "magnitudes", "cam.methods", "probes", "runner", "cam",
     "losses", "gradreport", "library",
-    "images", "models", "loading", "render", "output", "tasks", "run", "cli",
+    "images", "models", "loading", "render", "output", "records", "tasks", "run", "cli",
 )  # fmt: skip
 
 PROGRAM = """

@@ -6,8 +6,9 @@ import torch
 from nets import out_of_place
 from torch import nn
 
-from hookscope.hooks import Needs, Probe, tensors_in
+from hookscope.hooks import Needs, Probe
 from hookscope.layers import Site
+from hookscope.nested import tensors_in
 
 
 def score(output):

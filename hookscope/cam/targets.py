@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookscope.artifacts import Target
 from hookscope.errors import UsageError, near_misses
-from hookscope.hooks import tensors_in
+from hookscope.nested import tensors_in
 from hookscope.runner import Objective
 
 

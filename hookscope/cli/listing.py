@@ -97,7 +97,7 @@ def _manifest(
     input_size: str | None,
 ) -> Any:
     from hookscope.output.manifest import Manifest
-    from hookscope.run import layer_records, model_record, versions
+    from hookscope.records import layer_records, model_record, versions
 
     extra = {
         info.name: {"calls": info.calls, "parameters": info.parameters, "aliases": info.aliases}

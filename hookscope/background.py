@@ -1,0 +1,39 @@
+"""Work beside the model's: calls made by other threads, never far behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+
+class Background:
+    """Makes calls on `workers` threads; `settle` after each batch keeps it no more than two batches behind.
+
+    Leaving the block waits for all calls, and raises what one of them raised; after an error it drops those that
+    have not begun.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hookscope-write")
+        self._behind: list[Future[None]] = []
+        self._now: list[Future[None]] = []
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+        if kind is None:
+            for future in (*self._behind, *self._now):
+                future.result()
+
+    def submit(self, function: Callable[..., None], *args: Any) -> None:
+        """Have the call made."""
+        self._now.append(self._pool.submit(function, *args))
+
+    def settle(self) -> None:
+        """Wait for all but the latest batch; raises what one of its calls raised."""
+        for future in self._behind:
+            future.result()
+        self._behind, self._now = self._now, []

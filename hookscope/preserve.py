@@ -1,0 +1,93 @@
+"""Putting an inspected model back as it was found, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """A block after which the model is as it was: also when the block raises or is interrupted.
+
+    Every module's `training`, every parameter's `requires_grad`, the buffers and the random state are put back;
+    `.grad` is set aside (not copied) and returned. For inspection, not for training loops.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    buffers = _snapshot_buffers(model)
+    with _random_state():
+        try:
+            for parameter, _, _ in flags:
+                parameter.grad = None
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+            for parameter, requires_grad, gradient in flags:
+                # By assignment: requires_grad_() refuses a lazy module's parameter that has no shape yet.
+                parameter.requires_grad = requires_grad
+                parameter.grad = gradient
+            _restore_buffers(buffers)
+
+
+@contextmanager
+def _random_state() -> Iterator[None]:
+    numpy = sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
+    devices = range(torch.cuda.device_count()) if _cuda_in_use() else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy and numpy_state is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _snapshot_buffers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]:
+    copies: dict[int, Tensor] = {}
+    snapshot = []
+    for module in model.modules():
+        if not module._buffers:
+            continue
+        for buffer in module._buffers.values():
+            if _has_values(buffer) and id(buffer) not in copies:
+                copies[id(buffer)] = buffer.detach().clone()
+        originals = dict(module._buffers)
+        snapshot.append(
+            (module, originals, {n: copies[id(b)] for n, b in originals.items() if id(b) in copies})
+        )
+    return snapshot
+
+
+def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:
+    return buffer is not None and not isinstance(buffer, UninitializedBuffer)
+
+
+def _restore_buffers(snapshot: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]) -> None:
+    with torch.no_grad():
+        for module, originals, copies in snapshot:
+            module._buffers.clear()
+            module._buffers.update(originals)
+            for name, copied in copies.items():
+                _put_back(originals[name], copied)
+
+
+def _put_back(buffer: Tensor, copied: Tensor) -> None:
+    # Only where it changed: a write would invalidate a graph of the caller's that saved the buffer.
+    if buffer.shape != copied.shape:
+        buffer.data = copied
+    elif not torch.equal(buffer, copied):
+        buffer.copy_(copied)
