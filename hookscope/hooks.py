@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from hookscope.cutting import Cut
 from hookscope.layers import Selection, Site, Status, modules_by_name, select
 from hookscope.nested import rebuilt, tensors_in
 from hookscope.preserve import preserved as preserved
@@ -23,30 +24,40 @@ from hookscope.probe import Probe as Probe
 
 
 class _Bridge(torch.autograd.Function):
-    """Passes `value` on under the same storage and version counter, with `source` as its only ancestor.
+    """Passes a view on as a tensor of its own, under the same storage and version counter.
 
-    In-place ops on the result write where the model would have written, so its values are untouched, while
-    autograd sees a plain tensor whose gradient arrives at `source`.
+    In-place ops on the result write where the model would have written, so its values are untouched, while the
+    view's own node stays in the graph.
     """
 
     @staticmethod
-    def forward(ctx: Any, source: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor) -> Tensor:
         return value.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
+        return gradients[0]
 
 
-Receiver = Callable[[Tensor, str], None]
+@dataclass(frozen=True)
+class _Listener:
+    """Who is told of a gradient, under which site, and whether it is of an output or of an input."""
+
+    probe: Probe
+    site: Site
+    of_output: bool
+
+    def tell(self, gradient: Tensor, objective: str) -> None:
+        told = self.probe.on_gradient if self.of_output else self.probe.on_input_gradient
+        told(self.site, gradient, objective)
 
 
 @dataclass(eq=False)
 class _Watch:
-    """One place in the graph and all who listen there."""
+    """One place in the graph and all who listen there; `fragile`: a view that an in-place op would cut off."""
 
     edge: GradientEdge
-    receivers: list[tuple[Probe, Site, Receiver]] = field(default_factory=list)
+    listeners: list[_Listener] = field(default_factory=list)
     fragile: tuple[Tensor, int] | None = None
 
     def lost(self) -> bool:
@@ -55,23 +66,24 @@ class _Watch:
 
 
 class Attachment:
-    """The hooks of one `attached()` block and what passed by during the latest forward pass."""
+    """The hooks of one `attached()` block and what passed by during the latest forward pass.
 
-    def __init__(
-        self, model: nn.Module, probes: Sequence[Probe], layers: Iterable[str], *, cut: bool
-    ) -> None:
+    `sites`: the tensors that layers returned, in the order in which the calls ended. `calls`: how often each layer
+    was called. `unobservable`: sites whose gradient no hook can see, because the output is a view of an input and
+    was written to in place afterwards. `cut`: where the graph starts; `None`: where the model has it.
+    """
+
+    def __init__(self, model: nn.Module, probes: Sequence[Probe]) -> None:
         self.model = model
         self.probes = tuple(probes)
-        self.layers = tuple(layers)
-        self.cut = cut
+        self.cut: Cut | None = None
         self.sites: list[Site] = []
-        self.called: set[str] = set()
-        self.uncuttable: set[Site] = set()
+        self.calls: dict[str, int] = {}
         self.unobservable: set[Site] = set()
+        self._bridges_all = any(probe.needs.input_gradients for probe in probes)
         self._objective = "loss"
         self._reached: set[Site] = set()
         self._open: dict[str, list[int]] = {}
-        self._count: dict[str, int] = {}
         self._watches: dict[tuple[object, int], _Watch] = {}
         self._handles: list[Any] = []
         self._roots: list[GradientEdge] = []
@@ -101,7 +113,7 @@ class Attachment:
 
     def status(self, layer: str) -> Status:
         """What the forward pass made of a layer: `ok`, `not-called` or `no-tensor`."""
-        if layer not in self.called:
+        if layer not in self.calls:
             return Status.NOT_CALLED
         return Status.OK if any(site.layer == layer for site in self.sites) else Status.NO_TENSOR
 
@@ -112,10 +124,12 @@ class Attachment:
         self._handles.clear()
         self._watches.clear()
         self._roots.clear()
+        if self.cut is not None:
+            self.cut.undo()
 
     def _edges(self, followers: Sequence[Probe]) -> list[GradientEdge]:
         watches = self._watches.values()
-        return [watch.edge for watch in watches if any(probe in followers for probe, _, _ in watch.receivers)]
+        return [watch.edge for watch in watches if any(heard.probe in followers for heard in watch.listeners)]
 
     def _gradients(
         self, scalar: Tensor, targets: Sequence[GradientEdge], *, keep_graph: bool
@@ -126,100 +140,116 @@ class Attachment:
 
     def _lost(self) -> set[Site]:
         lost = (watch for watch in self._watches.values() if watch.lost())
-        return {site for watch in lost for _, site, _ in watch.receivers} - self._reached
+        return {heard.site for watch in lost for heard in watch.listeners if heard.of_output} - self._reached
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if _recomputing():
             return
         self.forget()
         self.sites.clear()
-        self.called.clear()
-        self.uncuttable.clear()
+        self.calls.clear()
         self.unobservable.clear()
         self._open.clear()
-        self._count.clear()
+        if self.cut is not None:
+            self.cut.begin()
         self._roots = [get_gradient_edge(t) for _, t in tensors_in((args, kwargs)) if t.requires_grad]
 
     def _before(self, name: str, args: Any, kwargs: Any) -> None:
         if _recomputing():
             return
-        call = self._count.get(name, 0)
-        self._count[name] = call + 1
+        call = self.calls.get(name, 0)
+        self.calls[name] = call + 1
         self._open.setdefault(name, []).append(call)
+        if self.cut is not None and name in self.cut.at_inputs:
+            self.cut.start_at_inputs(tensor for _, tensor in tensors_in((args, kwargs)))
         listeners = [p for p in self.probes if p.hears(name) and (p.needs.inputs or p.needs.input_gradients)]
         if not listeners:
             return
+        followed: set[int] = set()
         for path, tensor in tensors_in((*args, kwargs) if kwargs else args):
             site = Site(name, call, path)
             for probe in listeners:
                 if probe.needs.inputs:
-                    with torch.no_grad():
+                    with self._telling():
                         probe.on_input(site, tensor.detach())
-                if probe.needs.input_gradients and tensor.requires_grad:
-                    self._watch(tensor, probe, site, _input_receiver(probe, site))
+                # One tensor given twice, as attention's query and key, has one gradient.
+                if probe.needs.input_gradients and tensor.requires_grad and id(tensor) not in followed:
+                    self._watch(tensor, _Listener(probe, site, of_output=False))
+            followed.add(id(tensor))
 
     def _after(self, name: str, args: Any, kwargs: Any, output: Any) -> Any:
         if _recomputing():
             return None
         opened = self._open.get(name)
         call = opened.pop() if opened else 0
-        self.called.add(name)
+        found = [(Site(name, call, path), tensor) for path, tensor in tensors_in(output)]
+        self.sites.extend(site for site, _ in found)
         listeners = [probe for probe in self.probes if probe.hears(name)]
-        following = [probe for probe in listeners if probe.needs.gradients]
-        inputs = _storages((args, kwargs)) if following else frozenset()
-        replaced: dict[str, Tensor] = {}
-        for path, tensor in tensors_in(output):
-            site = Site(name, call, path)
-            self.sites.append(site)
-            with torch.no_grad():
+        with self._telling():
+            for site, tensor in found:
                 for probe in listeners:
                     if probe.needs.outputs:
                         probe.on_output(site, tensor.detach())
-            if following and tensor.is_floating_point():
-                passed_on = self._follow(site, tensor, following, aliased=_storage(tensor) in inputs)
-                if passed_on is not tensor:
-                    replaced[path] = passed_on
+        following = [probe for probe in listeners if probe.needs.gradients]
+        replaced = self._followed(found, following, (args, kwargs)) if following or self._bridges_all else {}
         return rebuilt(output, replaced) if replaced else None
 
-    def _follow(self, site: Site, tensor: Tensor, probes: Sequence[Probe], *, aliased: bool) -> Tensor:
-        """Listen for the gradient at a tensor; returns what the model must go on with."""
-        passed_on = tensor
-        if tensor.requires_grad:
-            if tensor._is_view() and not aliased:
-                # An in-place op on a view takes its node, and every hook on it, out of the graph.
-                passed_on = tensor = _bridge(tensor, tensor)
-        elif not self.cut:
-            return tensor
-        elif aliased:
-            # What shares storage with an input may go on under the input's name: it cannot be cut here.
-            self.uncuttable.add(site)
-            return tensor
-        else:
-            source = torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
-            passed_on, tensor = _bridge(source.requires_grad_(), tensor), source
-        for probe in probes:
-            self._watch(tensor, probe, site, _output_receiver(probe, site))
-        return passed_on
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Without a graph; what a probe raises is known again when it comes out of the model."""
+        reads = self.cut.reads if self.cut is not None else None
+        if reads is not None:
+            reads.paused = True
+        try:
+            with torch.no_grad():
+                yield
+        except Exception as error:
+            error._from_probe = True  # type: ignore[attr-defined]
+            raise
+        finally:
+            if reads is not None:
+                reads.paused = False
 
-    def _watch(self, tensor: Tensor, probe: Probe, site: Site, receiver: Receiver) -> None:
+    def _followed(
+        self, found: Sequence[tuple[Site, Tensor]], probes: Sequence[Probe], inputs: Any
+    ) -> dict[str, Tensor]:
+        """Listen for the gradients at a layer's output; returns, by path, what the model must go on with."""
+        floating = [(site, tensor) for site, tensor in found if tensor.is_floating_point()]
+        storages = _storages(inputs)
+        replaced = {}
+        for site, tensor in floating:
+            aliased = _storage(tensor) in storages
+            if probes and self.cut is not None and not tensor.requires_grad:
+                self.cut.start_at_output(site.layer, tensor, alone=len(floating) == 1, aliased=aliased)
+            if not tensor.requires_grad:
+                continue
+            # An in-place op on a view takes its node, and every hook on it, out of the graph.
+            bridged = tensor._is_view() and not aliased
+            for probe in probes:
+                self._watch(tensor, _Listener(probe, site, of_output=True), safe=bridged)
+            if bridged:
+                replaced[site.output] = _bridge(tensor)
+        return replaced
+
+    def _watch(self, tensor: Tensor, listener: _Listener, *, safe: bool = False) -> None:
         edge = get_gradient_edge(tensor)
         key = (edge.node, edge.output_nr)
         watch = self._watches.get(key)
         if watch is None:
-            fragile = (tensor, tensor._version) if tensor._is_view() and not tensor.is_leaf else None
-            watch = self._watches[key] = _Watch(edge, fragile=fragile)
+            fragile = tensor._is_view() and not tensor.is_leaf and not safe
+            watch = self._watches[key] = _Watch(edge, fragile=(tensor, tensor._version) if fragile else None)
             handle = tensor.register_hook(self._deliverer(watch))  # type: ignore[no-untyped-call]
             self._handles.append(handle)
-        watch.receivers.append((probe, site, receiver))
+        watch.listeners.append(listener)
 
     def _deliverer(self, watch: _Watch) -> Callable[[Tensor], None]:
         def deliver(gradient: Tensor) -> None:
-            objective = self._objective
-            with torch.no_grad():
-                for probe, site, receiver in watch.receivers:
-                    self._reached.add(site)
-                    if probe.follows(objective):
-                        receiver(gradient.detach(), objective)
+            with self._telling():
+                for listener in watch.listeners:
+                    if listener.of_output:
+                        self._reached.add(listener.site)
+                    if listener.probe.follows(self._objective):
+                        listener.tell(gradient.detach(), self._objective)
 
         return deliver
 
@@ -229,8 +259,6 @@ def attached(
     model: nn.Module,
     probes: Sequence[Probe],
     layers: str | Iterable[str] | Selection = "**",
-    *,
-    cut: bool = False,
 ) -> Iterator[Attachment]:
     """A model whose chosen layers tell `probes` what passes by, until the block ends.
 
@@ -243,13 +271,12 @@ def attached(
         model: any module; hooks that others registered are left alone.
         probes: who is told. Each is told of the layers it `hears`.
         layers: globs, as for `hookscope.layers.select`.
-        cut: start the graph at the first chosen layer instead of at the parameters.
 
     Raises:
         UsageError: a pattern matches no layer.
     """
     chosen = (layers if isinstance(layers, Selection) else select(model, layers)).names
-    attachment = Attachment(model, probes, chosen, cut=cut)
+    attachment = Attachment(model, probes)
     modules = modules_by_name(model)
     with ExitStack() as stack:
         stack.enter_context(_eager(model))
@@ -264,8 +291,13 @@ def attached(
         yield attachment
 
 
-def _bridge(source: Tensor, value: Tensor) -> Tensor:
-    return _Bridge.apply(source, value)  # type: ignore[no-any-return]
+def came_from_probe(error: BaseException) -> bool:
+    """Whether the exception was raised by a probe that was told something, not by the model."""
+    return getattr(error, "_from_probe", False)
+
+
+def _bridge(value: Tensor) -> Tensor:
+    return _Bridge.apply(value)  # type: ignore[no-any-return]
 
 
 def _recomputing() -> bool:
@@ -289,14 +321,6 @@ def _module_hooks(attachment: Attachment, name: str) -> tuple[Callable[..., None
         return attachment._after(name, args, kwargs, output)
 
     return before, after
-
-
-def _output_receiver(probe: Probe, site: Site) -> Receiver:
-    return lambda gradient, objective: probe.on_gradient(site, gradient, objective)
-
-
-def _input_receiver(probe: Probe, site: Site) -> Receiver:
-    return lambda gradient, objective: probe.on_input_gradient(site, gradient, objective)
 
 
 @contextmanager

@@ -165,7 +165,7 @@ def gradnorm(
         done = runner.forward(x, lambda output: [objective])
         probe.finish_batch(done.sites, done.values[objective.name])
         statuses = {name: runner.attachment.status(name) for name in selection.names}
-        called = frozenset(runner.attachment.called)
+        called = frozenset(runner.attachment.calls)
     return grad_report(probe, model, statuses, called)
 
 

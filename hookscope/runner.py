@@ -7,19 +7,21 @@ command, no method and no file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hookscope.cutting import Cut
 from hookscope.errors import HookscopeError, ModelError
-from hookscope.hooks import Attachment, Probe, attached, preserved
-from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, Status, all_names, modules_by_name
+from hookscope.hooks import Attachment, Probe, attached, came_from_probe, preserved
+from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, all_names, modules_by_name
 from hookscope.layouts import Layouts
 from hookscope.nested import rebuilt, tensors_in
 from hookscope.probes.shapes import ShapeProbe
+from hookscope.wording import one_line
 from hookscope.wrappers import unwrapped
 
 
@@ -49,11 +51,14 @@ class Pass:
 class Runner:
     """A model with probes on it, ready for any number of batches; made by `running()`."""
 
-    def __init__(self, model: nn.Module, probes: Sequence[Probe], attachment: Attachment) -> None:
+    def __init__(
+        self, model: nn.Module, probes: Sequence[Probe], attachment: Attachment, cut: Cut | None
+    ) -> None:
         self.model = model
         self.probes = tuple(probes)
         self.attachment = attachment
-        self._cuts = attachment.cut
+        self._cut = cut
+        self._unused: frozenset[Site] = frozenset()
 
     def forward(self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None = None) -> Pass:
         """Run the model on a batch for all probes, then one backward pass for each objective.
@@ -65,26 +70,34 @@ class Runner:
         Raises:
             ModelError: the model raised; its own message is passed on.
         """
-        done = self._attempt(x, objectives)
-        if self.attachment.cut and self._needs_whole_graph(done):
-            # A place that shares memory with its input cannot be cut, and a cut whose result the model ignores
-            # says nothing: the whole graph tells the truth.
-            self._cuts = False
-            done = self._attempt(x, objectives)
+        done = self._attempt(x, objectives, self._cut)
+        cut = self._cut
+        if cut is None or objectives is None:
+            return done
+        if cut.failed and not cut.whole:
+            cut.at_inputs |= cut.failed
+            done = self._attempt(x, objectives, cut)
+        unused = frozenset[Site]().union(*done.unreached.values())
+        if cut.failed or cut.whole or unused - self._unused:
+            # Before a layer is said to have no path to the score, the whole graph is asked.
+            failed = bool(cut.failed or cut.whole)
+            done = self._attempt(x, objectives, None)
+            self._cut = None if failed else cut
+            self._unused |= unused
         return done
 
-    def _needs_whole_graph(self, done: Pass) -> bool:
-        return bool(self.attachment.uncuttable) or any(done.unreached.values())
-
-    def _attempt(self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None) -> Pass:
-        self.attachment.cut = self._cuts
+    def _attempt(
+        self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None, cut: Cut | None
+    ) -> Pass:
+        with_graph = objectives is not None
+        self.attachment.cut = cut if with_graph else None
         for probe in self.probes:
             probe.begin(x.shape[0])
-        with_graph = objectives is not None
-        entering = self._entering(x, with_graph=with_graph)
-        with torch.set_grad_enabled(with_graph):
-            output = _called(self.model, entering)
+        entering = self._entering(x, whole=with_graph and cut is None)
+        reads = cut.reads if with_graph and cut is not None else nullcontext()
         try:
+            with torch.set_grad_enabled(with_graph), reads:
+                output = _called(self.model, entering)
             plain = _without_graph(output)
             chosen = list(objectives(plain)) if objectives is not None else []
             unreached, values = self._backward(output, chosen)
@@ -93,13 +106,11 @@ class Runner:
         finally:
             self.attachment.forget()
 
-    def _entering(self, x: Tensor, *, with_graph: bool) -> Tensor:
+    def _entering(self, x: Tensor, *, whole: bool) -> Tensor:
         # A copy, because the model may write into what it is given, and x may have to be run again.
         copied = x.detach().clone()
-        if with_graph and not self.attachment.cut:
-            # Not a leaf itself: autograd refuses to write into one.
-            return copied.requires_grad_().clone()
-        return copied
+        # Not a leaf itself: autograd refuses to write into one.
+        return copied.requires_grad_().clone() if whole else copied
 
     def _backward(
         self, output: Any, objectives: Sequence[Objective]
@@ -111,9 +122,23 @@ class Runner:
                 scalar = objective.scalar(output)
             values[objective.name] = float(scalar.detach())
             last = position == len(objectives) - 1
-            reached = self.attachment.differentiate(objective.name, scalar, keep_graph=not last)
-            unreached[objective.name] = self._followed(objective.name) - reached
+            reached = self._differentiated(objective.name, scalar, keep_graph=not last)
+            unobservable = self.attachment.unobservable
+            unreached[objective.name] = self._followed(objective.name) - reached - unobservable
         return unreached, values
+
+    def _differentiated(self, name: str, scalar: Tensor, *, keep_graph: bool) -> frozenset[Site]:
+        try:
+            return self.attachment.differentiate(name, scalar, keep_graph=keep_graph)
+        except (HookscopeError, MemoryError):
+            raise
+        except RuntimeError as error:
+            if came_from_probe(error):
+                raise
+            raise ModelError(
+                f"no gradient can be taken of the model: {one_line(error)}",
+                "does it write in place to what its own backward needs, or use reentrant checkpointing?",
+            ) from error
 
     def _followed(self, objective: str) -> frozenset[Site]:
         followers = [p for p in self.probes if p.needs.gradients and p.follows(objective)]
@@ -131,16 +156,16 @@ def running(
     works inside `no_grad` and `inference_mode`, and with frozen parameters.
     """
     model, _ = unwrapped(model)
-    cut = not any(probe.needs.param_gradients or probe.needs.input_gradients for probe in probes)
+    whole = any(probe.needs.param_gradients or probe.needs.input_gradients for probe in probes)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(preserved(model))
         model.eval()
-        if cut:
+        if not whole:
             for parameter in model.parameters():
                 parameter.requires_grad = False
-        attachment = stack.enter_context(attached(model, probes, layers, cut=cut))
-        yield Runner(model, probes, attachment)
+        attachment = stack.enter_context(attached(model, probes, layers))
+        yield Runner(model, probes, attachment, None if whole else Cut())
 
 
 def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
@@ -162,17 +187,19 @@ def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
     with running(model, [ShapeProbe(layouts)], everything) as runner:
         runner.forward(x)
         statuses = {name: runner.attachment.status(name) for name in everything.names}
+        calls = dict(runner.attachment.calls)
     outputs: dict[str, list[OutputInfo]] = {}
     for info in layouts.outputs.values():
         outputs.setdefault(info.site.layer, []).append(info)
-    return [_with_run(info, outputs.get(info.name, []), statuses[info.name]) for info in _static_infos(model)]
-
-
-def _with_run(info: LayerInfo, outputs: list[OutputInfo], status: Status) -> LayerInfo:
-    calls = len({output.site.call for output in outputs})
-    if status is Status.NO_TENSOR:
-        calls = 1
-    return replace(info, calls=calls, outputs=tuple(outputs), status=status)
+    return [
+        replace(
+            info,
+            calls=calls.get(info.name, 0),
+            outputs=tuple(outputs.get(info.name, ())),
+            status=statuses[info.name],
+        )
+        for info in _static_infos(model)
+    ]
 
 
 def _static_infos(model: nn.Module) -> list[LayerInfo]:
@@ -199,9 +226,10 @@ def _called(model: nn.Module, x: Tensor) -> Any:
     except (HookscopeError, MemoryError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()) or "no message"
+        if came_from_probe(error):
+            raise
         raise ModelError(
-            f"the model raised {type(error).__name__} on an input of shape {tuple(x.shape)}: {reason[:300]}",
+            f"the model raised {type(error).__name__} on an input of shape {tuple(x.shape)}: {one_line(error)}",
             "is the size right? --resize and --crop set it; --debug shows where",
         ) from error
 

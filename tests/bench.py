@@ -125,7 +125,7 @@ def gradcam_row(*, as_readme: bool) -> list[Line]:
     def ours() -> None:
         hookscope.gradcam(model, ours_x, layers="layer4", targets=targets)
 
-    seconds = alternately(5, bare, ours, *theirs.values())
+    seconds = alternately(9, bare, ours, *theirs.values())
     bare_s, ours_s, *their_s = seconds
     per_image = f"{ours_s / 16e-3:.1f} ms an image, bare {bare_s / 16e-3:.1f}"
     lines = [] if as_readme else [Line("Grad-CAM / bare forward", ours_s / bare_s, 1.10, True, per_image)]

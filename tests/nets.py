@@ -136,6 +136,120 @@ class Tokens(nn.Module):
         return self.fc(self.act(self.lin(tokens)).mean(1))
 
 
+class _Stash(nn.Module):
+    def __init__(self, derived):
+        super().__init__()
+        self.c, self.derived, self.skip = nn.Conv2d(3, 4, 3), derived, None
+
+    def forward(self, x):
+        y = self.c(x)
+        self.skip = y * 2 if self.derived else y
+        return y
+
+
+class Stashed(nn.Module):
+    """A layer's output is also kept aside, and used from there: a path past the layer's return value."""
+
+    derived = False
+
+    def __init__(self):
+        super().__init__()
+        self.enc, self.fc = _Stash(self.derived), nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.enc(x)
+        return self.fc((torch.relu(y) + 3 * self.enc.skip).mean((2, 3)))
+
+
+class DerivedStash(Stashed):
+    """What is kept aside was made of the output before it was returned."""
+
+    derived = True
+
+
+class _Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return {"out": y, "feat": y}
+
+
+class TwiceReturned(nn.Module):
+    """One tensor under two keys of an output."""
+
+    def __init__(self):
+        super().__init__()
+        self.b, self.fc = _Twice(), nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.b(x)
+        return self.fc((torch.relu(y["out"]) + y["feat"] * 2).mean((2, 3)))
+
+
+class _Permute(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 1)
+
+
+class Permuted(nn.Module):
+    """A layer returns a view of its input, which is used as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.lin, self.permute, self.fc = (
+            nn.Conv2d(3, 6, 4, 4),
+            nn.Linear(6, 8),
+            _Permute(),
+            nn.Linear(8, 5),
+        )
+
+    def forward(self, x):
+        tokens = self.lin(self.conv(x).flatten(2).transpose(1, 2))
+        return self.fc(torch.tanh(self.permute(tokens)).mean(2) + tokens.mean(1))
+
+
+class ReadBefore(nn.Module):
+    """An identity's input was read before: its gradient, which is the output's too, has a share from there."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.same, self.fc = nn.Conv2d(3, 4, 3), nn.Identity(), nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        early = torch.tanh(y)
+        return self.fc((self.same(y) + early).mean((2, 3)))
+
+
+class _Table(nn.Module):
+    """Returns a tensor of its own, a buffer or a plain attribute."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        values = torch.randn(1, 4, 1, 1)
+        if buffer:
+            self.register_buffer("values", values)
+        else:
+            self.values = values
+
+    def forward(self, x):
+        return self.values
+
+
+class OwnTensor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.table, self.plain = nn.Conv2d(3, 4, 3), _Table(True), _Table(False)
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.fc((y * self.table(y) * self.plain(y)).mean((2, 3)))
+
+
 class Raises(nn.Module):
     """Raises in the middle of a forward pass, when told to."""
 
