@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookscope.gradreport import GradReport as GradReport
+    from hookscope.hooks import Needs as Needs
+    from hookscope.hooks import Probe as Probe
     from hookscope.hooks import attached as attached
     from hookscope.hooks import preserved as preserved
     from hookscope.layers import LayerInfo as LayerInfo

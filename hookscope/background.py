@@ -16,8 +16,8 @@ class Background:
 
     def __init__(self, workers: int) -> None:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="hookscope-write")
-        self._behind: list[Future[None]] = []
-        self._now: list[Future[None]] = []
+        self._behind: list[Future[object]] = []
+        self._now: list[Future[object]] = []
 
     def __enter__(self) -> Background:
         return self
@@ -28,7 +28,7 @@ class Background:
             for future in (*self._behind, *self._now):
                 future.result()
 
-    def submit(self, function: Callable[..., None], *args: Any) -> None:
+    def submit(self, function: Callable[..., object], *args: Any) -> None:
         """Have the call made."""
         self._now.append(self._pool.submit(function, *args))
 

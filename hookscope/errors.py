@@ -53,12 +53,6 @@ class HookscopeError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
 
-class CheckFailed(HookscopeError):
-    """A gate or a baseline comparison did not pass."""
-
-    exit_code = ExitCode.CHECK_FAILED
-
-
 class UsageError(HookscopeError):
     """A flag, a configuration key, a name or a layer pattern that cannot be served."""
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookscope.layers import ROOT, Site, Status, modules_by_name
 from hookscope.magnitudes import Magnitude, magnitude
 from hookscope.probes.gradnorm import GradNormProbe
+
+UNDEFINED = "undefined"
+"""Status of a layer whose gradient is there and cannot be seen."""
 
 FROZEN = "frozen"
 """Status of a parameter that does not require a gradient; its others are those of `layers.Status`."""
@@ -70,7 +74,11 @@ class GradReport:
 
 
 def grad_report(
-    probe: GradNormProbe, model: nn.Module, statuses: Mapping[str, Status], called: frozenset[str]
+    probe: GradNormProbe,
+    model: nn.Module,
+    statuses: Mapping[str, Status],
+    called: frozenset[str],
+    unobservable: frozenset[Site] = frozenset(),
 ) -> GradReport:
     """The report of a probe that has seen its last batch.
 
@@ -79,6 +87,7 @@ def grad_report(
         model: the model it was summed on, for names, classes and weights.
         statuses: every layer that was to be measured, in model order, with what became of it.
         called: every layer of the model that was called, measured or not.
+        unobservable: sites whose gradient no hook can see: their status is `undefined`.
     """
     parameters = tuple(_param_row(probe, *named, called) for named in _parameters(model))
     got = [row.gradient.norm for row in parameters if row.gradient is not None]
@@ -88,7 +97,7 @@ def grad_report(
         pictures=probe.pictures,
         batches=probe.batches,
         parameters=parameters,
-        layers=_layer_rows(probe, model, statuses, _norms_by_layer(parameters)),
+        layers=_layer_rows(probe, model, statuses, _norms_by_layer(parameters), unobservable),
     )
 
 
@@ -96,12 +105,14 @@ def _param_row(
     probe: GradNormProbe, name: str, aliases: tuple[str, ...], parameter: Tensor, called: frozenset[str]
 ) -> ParamGrad:
     layer = name.rpartition(".")[0] or ROOT
-    weight = magnitude(parameter.detach(), largest=False).norm
+    # A lazy layer that was never called has a parameter without a shape.
+    shaped = not is_lazy(parameter)
+    weight = magnitude(parameter.detach(), largest=False).norm if shaped else math.nan
     gradient = probe.param_gradient(name)
     return ParamGrad(
         name=name,
         layer=layer,
-        shape=tuple(parameter.shape),
+        shape=tuple(parameter.shape) if shaped else (),
         aliases=aliases,
         weight_norm=weight,
         gradient=gradient,
@@ -111,11 +122,16 @@ def _param_row(
 
 
 def _layer_rows(
-    probe: GradNormProbe, model: nn.Module, statuses: Mapping[str, Status], own: Mapping[str, float]
+    probe: GradNormProbe,
+    model: nn.Module,
+    statuses: Mapping[str, Status],
+    own: Mapping[str, float],
+    unobservable: frozenset[Site],
 ) -> tuple[LayerGrad, ...]:
     types = {name: type(module).__name__ for name, module in modules_by_name(model).items()}
     seen = {site.layer for site in probe.sites}
     rows = [_called_row(probe, site, depth, types[site.layer], own) for depth, site in enumerate(probe.sites)]
+    rows = [replace(row, status=UNDEFINED) if row.site in unobservable else row for row in rows]
     for name, status in statuses.items():
         if name not in seen:
             bypassed = status is Status.NOT_CALLED and name in own

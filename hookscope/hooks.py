@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.parameter import is_lazy
 
 from hookscope.cutting import Cut
 from hookscope.layers import Selection, Site, Status, modules_by_name, select
@@ -95,7 +96,8 @@ class Attachment:
         """
         followers = [probe for probe in self.probes if probe.follows(objective)]
         param_followers = [probe for probe in followers if probe.needs.param_gradients]
-        parameters = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad and param_followers]
+        parameters = [(n, p) for n, p in self.model.named_parameters() if p.requires_grad and not is_lazy(p)]
+        parameters = parameters if param_followers else []
         # Every place that leads to a parameter or to the input is passed anyway; asking for it by name as well
         # would keep its gradient in memory.
         ends = self._roots if param_followers else self._edges(followers)

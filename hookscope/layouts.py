@@ -65,7 +65,7 @@ class Layouts:
             shape=record.shape,
             dtype=record.dtype,
             layout=layout,
-            grid=_grid(record, layout, self.outputs, self._input_shape),
+            grid=_grid(record, layout, self.outputs),
             same_as=record.same_as,
             order=len(self.outputs),
         )
@@ -111,7 +111,7 @@ def _layout(record: Record, module: nn.Module, known: Mapping[Site, OutputInfo],
         return known[record.same_as].layout
     if isinstance(module, _FIRST) or type(module).__name__.endswith("2d"):
         return _BY_RANK_FIRST.get(len(shape), "")
-    if isinstance(module, _LAST):
+    if isinstance(module, _LAST) and not _norms_several_axes(module):
         return _channels_last(shape, input_shape) if getattr(module, "batch_first", True) else ""
     permuted = _permuted(module, shape, known)
     return permuted or _inherited(record, known) or _by_shape(shape, known, input_shape)
@@ -143,13 +143,39 @@ def _inherited(record: Record, known: Mapping[Site, OutputInfo]) -> str:
     return next((info.layout for info in (*own, *same)), "")
 
 
+def _norms_several_axes(module: nn.Module) -> bool:
+    """A `LayerNorm([C, H, W])` says nothing of which axis is the channel's."""
+    return len(getattr(module, "normalized_shape", ())) > 1
+
+
 def _by_shape(shape: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> str:
-    """For a module of an unknown kind: four axes are a picture only where two of them are a likely grid."""
+    """For a module of an unknown kind: only what an earlier picture-like output, flattened, or a grid explains."""
     if len(shape) == 4:
         if _likely_grid(shape[2:], known, input_shape):
             return "NCHW"
         return "NHWC" if _likely_grid(shape[1:3], known, input_shape) else ""
-    return {2: "NC", 3: "NTC"}.get(len(shape), "")
+    if len(shape) == 3:
+        if any(_is_flattened(shape, grid) for grid in _grids(known)):
+            return "NCL"
+        return "NTC" if any(_is_tokens(shape, grid) for grid in _grids(known)) else ""
+    return {2: "NC"}.get(len(shape), "")
+
+
+def _grids(known: Mapping[Site, OutputInfo]) -> list[Shape]:
+    """(channels, height, width) of the picture-like outputs so far."""
+    return [
+        (info.shape[1 if info.layout == "NCHW" else 3], *info.grid[:2])
+        for info in known.values()
+        if info.layout in ("NCHW", "NHWC") and is_spatial(info) and info.grid is not None
+    ]
+
+
+def _is_flattened(shape: Shape, grid: Shape) -> bool:
+    return shape[1:] == (grid[0], grid[1] * grid[2])
+
+
+def _is_tokens(shape: Shape, grid: Shape) -> bool:
+    return shape[2] == grid[0] and 0 <= shape[1] - grid[1] * grid[2] <= _MAX_PREFIX
 
 
 def _likely_grid(size: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> bool:
@@ -171,37 +197,23 @@ def _has_aspect(height: int, width: int, input_shape: Shape) -> bool:
     return abs(height * input_shape[3] - width * input_shape[2]) <= max(input_shape[2:])
 
 
-def _grid(record: Record, layout: str, known: Mapping[Site, OutputInfo], input_shape: Shape) -> Grid | None:
+def _grid(record: Record, layout: str, known: Mapping[Site, OutputInfo]) -> Grid | None:
     shape = record.shape
     if layout == "NCHW":
         return (shape[2], shape[3], 0)
     if layout == "NHWC":
         return (shape[1], shape[2], 0)
-    return _token_grid(shape, known, input_shape) if layout == "NTC" else None
+    return _token_grid(shape, known) if layout == "NTC" else None
 
 
-def _token_grid(shape: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> Grid | None:
-    """The grid that the patch layer made, of as many channels, with the fewest tokens before it."""
-    tokens = shape[1]
-    found = []
-    for info in known.values():
-        if info.grid is None or info.grid[2] or info.layout not in ("NCHW", "NHWC"):
-            continue
-        height, width, _ = info.grid
-        channels = info.shape[1 if info.layout == "NCHW" else 3]
-        prefix = tokens - height * width
-        if 0 <= prefix <= _MAX_PREFIX and height * width > 1:
-            found.append((channels != shape[2], prefix, (height, width, prefix)))
+def _token_grid(shape: Shape, known: Mapping[Site, OutputInfo]) -> Grid | None:
+    """The grid that tokens were made from: that of the patch layer of as many channels, the fewest tokens before it.
+
+    Tokens of other widths, as inside an MLP, have the grid of those before them that are as many.
+    """
+    found = [grid for grid in _grids(known) if _is_tokens(shape, grid)]
     if found:
-        return min(found)[2]
-    return _square_grid(tokens, input_shape)
-
-
-def _square_grid(tokens: int, input_shape: Shape) -> Grid | None:
-    if len(input_shape) != 4 or input_shape[2] != input_shape[3]:
-        return None
-    for prefix in (0, 1):
-        side = round((tokens - prefix) ** 0.5) if tokens > prefix else 0
-        if side > 1 and side * side == tokens - prefix:
-            return (side, side, prefix)
-    return None
+        _, height, width = max(found, key=lambda grid: grid[1] * grid[2])
+        return (height, width, shape[1] - height * width)
+    alike = (info.grid for info in known.values() if info.layout == "NTC" and info.shape[1] == shape[1])
+    return next((grid for grid in alike if grid is not None), None)

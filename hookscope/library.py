@@ -30,7 +30,8 @@ from hookscope.wrappers import unwrapped
 class CamMap:
     """A class-activation map of one picture.
 
-    `raw`: (h, w) float32, >= 0, at the layer's own resolution and in the score's own scale. `target`: the class.
+    `raw`: (h, w) float32, >= 0, at the layer's own resolution and in the score's own scale; not a number where the
+    gradient cannot be seen (status `undefined`). `target`: the class. `output`: which tensor of a nested output.
     """
 
     image: int
@@ -40,6 +41,7 @@ class CamMap:
     target: int
     raw: Tensor
     status: MapStatus
+    output: str = ""
 
 
 class _Keep(Probe):
@@ -120,7 +122,7 @@ def gradcam(
     everything = Selection(tuple(all_names(model)))
     with running(model, [ShapeProbe(layouts), probe], everything) as runner:
         done = runner.forward(x, objectives)
-    probe.fill(done.unreached)
+    probe.fill(done.unreached, done.unobservable)
     return [
         CamMap(
             image=found.image,
@@ -130,6 +132,7 @@ def gradcam(
             target=int(classes[found.objective][found.image]),
             raw=torch.from_numpy(found.values),
             status=found.status,
+            output=found.site.output,
         )
         for found in probe.artifacts()
     ]
@@ -166,7 +169,7 @@ def gradnorm(
         probe.finish_batch(done.sites, done.values[objective.name])
         statuses = {name: runner.attachment.status(name) for name in selection.names}
         called = frozenset(runner.attachment.calls)
-    return grad_report(probe, model, statuses, called)
+    return grad_report(probe, model, statuses, called, done.unobservable)
 
 
 def _target_specs(targets: Sequence[int] | Tensor | None) -> tuple[TargetSpec, ...]:

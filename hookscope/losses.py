@@ -66,7 +66,7 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
     from hookscope.runner import Objective
 
     def scalar(output: Any) -> Tensor:
-        wanted = predictions(output) if targets is None else targets
+        wanted = _own_targets(loss, output) if targets is None else targets
         try:
             value = loss(output, wanted)
         except UsageError:
@@ -84,6 +84,16 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
         return value.reshape(())
 
     return Objective(name, scalar)
+
+
+def _own_targets(loss: LossFunction, output: Any) -> Any:
+    """The model's predictions; for a loss of the user's, `None` where the model makes none."""
+    try:
+        return predictions(output)
+    except UsageError:
+        if loss in LOSSES.values():
+            raise
+        return None
 
 
 def predictions(output: Any) -> Tensor:

@@ -89,5 +89,14 @@ def _put_back(buffer: Tensor, copied: Tensor) -> None:
     # Only where it changed: a write would invalidate a graph of the caller's that saved the buffer.
     if buffer.shape != copied.shape:
         buffer.data = copied
-    elif not torch.equal(buffer, copied):
+    elif not _same_values(buffer, copied):
         buffer.copy_(copied)
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    if torch.equal(one, other):
+        return True
+    # Not a number is not equal to itself, but it is the same.
+    if not one.is_floating_point():
+        return False
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())

@@ -116,7 +116,9 @@ class _Run:
         self.selection = Selection(())
         self.patterns: dict[str, Sequence[str]] = {}
         self.images: dict[int, dict[str, Any]] = {}
-        self.lines: list[str] = []
+        self.tasks = list(job.tasks)
+        self._recorded: list[LayerInfo] = []
+        self._begun = False
         self.warnings: list[str] = list(job.loaded.warnings)
         self.codes = [ExitCode.IMAGES] if job.found.failures else [ExitCode.OK]
         self._known: dict[tuple[int, ...], list[LayerInfo]] = {}
@@ -128,9 +130,14 @@ class _Run:
                     deque(map(self._record_failures, group), maxlen=0)
                 else:
                     self._measure_group(group, writers)
-        if not self.selection.names:
+        self._begin()
+        return self._finish([self._concluded(task) for task in self.tasks if self.selection.names])
+
+    def _begin(self) -> None:
+        """Make the directory ours. Not before there is something to write: until then an earlier run's is kept."""
+        if not self._begun:
+            self._begun = True
             self.job.out.begin()
-        return self._finish([self._concluded(task) for task in self.job.tasks if self.selection.names])
 
     def _batches(self) -> Iterator[Batch]:
         job = self.job
@@ -145,8 +152,8 @@ class _Run:
     def _measure_group(self, group: Iterator[Batch], writers: Background) -> None:
         """Measure batches of one picture size, so that one look at the layers serves them all."""
         first = next(group)
-        self._look(self._entering(first)[:1])
-        probes = [task.probe() for task in self.job.tasks]
+        self._look(self._entering(replace(first, items=first.items[:1])))
+        probes = [task.probe() for task in self.tasks]
         with running(self.subject.model, probes, self.selection) as runner:
             for batch in chain([first], group):
                 self._measure(runner, batch, writers)
@@ -163,25 +170,40 @@ class _Run:
         if self.selection.names:
             return
         _check_categories(self.subject)
-        chosen = [task.choose(self.subject, x) for task in self.job.tasks]
+        chosen = self._chosen(x)
         names = {name for selection in chosen for name in selection.names}
         for selection in chosen:
             self.patterns |= selection.resolved
-        self.selection = Selection(tuple(layer.name for layer in self.subject.layers if layer.name in names))
-        self.job.out.begin()
+        wanted = [task.select(self.subject) for task in self.tasks]
+        recorded = names | {name for selection in wanted if selection for name in selection.names}
+        self._recorded = [layer for layer in self.subject.layers if layer.name in recorded]
+        self.selection = Selection(tuple(layer.name for layer in self._recorded if layer.name in names))
+
+    def _chosen(self, x: Tensor) -> list[Selection]:
+        """What each task attaches to; one that can measure nothing drops out, unless it is the only one."""
+        chosen = {}
+        for task in self.tasks:
+            try:
+                chosen[task.name] = task.choose(self.subject, x)
+            except NothingMeasured as error:
+                if len(self.tasks) == 1:
+                    raise
+                self.codes.append(error.exit_code)
+                self.warnings.append(f"{task.name}: {error}")
+        self.tasks = [task for task in self.tasks if task.name in chosen]
+        return list(chosen.values())
 
     def _measure(self, runner: Runner, batch: Batch, writers: Background) -> None:
         self._record_failures(batch)
-        wanted: dict[str, Sequence[Objective]] = {}
 
         def objectives(output: Any) -> list[Objective]:
-            wanted.update({task.name: task.objectives(output, batch) for task in self.job.tasks})
-            return [objective for each in wanted.values() for objective in each]
+            return [objective for task in self.tasks for objective in task.objectives(output, batch)]
 
         needs_graph = any(probe.needs.gradients for probe in runner.probes)
         done = runner.forward(self._entering(batch), objectives if needs_graph else None)
         self._record_pictures(batch, done)
-        for task in self.job.tasks:
+        self._begin()
+        for task in self.tasks:
             for artefact in task.collect(done, batch):
                 writers.submit(self._write, task, artefact, batch)
         writers.settle()
@@ -250,11 +272,9 @@ class _Run:
             for site, status in conclusion.statuses.items()
             if status != "ok"
         }
-        chosen = set(self.selection.names)
         return [
             record | {"status": said.get(site, record["status"])}
-            for layer in self.subject.layers
-            if layer.name in chosen
+            for layer in self._recorded
             for site, record in layer_records(layer)
         ]
 

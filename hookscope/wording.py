@@ -22,3 +22,14 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     """`a, b, c and 4 more`."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as `--channels` takes them: `0-15,40`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

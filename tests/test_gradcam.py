@@ -18,6 +18,11 @@ from hookscope.cam.choice import default_layer, site_infos
 from hookscope.cam.methods import METHODS, gradcam, layercam, method
 from hookscope.cam.targets import class_index, logits_of, parse_targets, probabilities_of, score_objective
 from hookscope.errors import NothingMeasured, UsageError
+from hookscope.layers import Selection
+from hookscope.layouts import Layouts
+from hookscope.probes.cam import CamProbe
+from hookscope.probes.shapes import ShapeProbe
+from hookscope.runner import Objective, running
 
 A = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]], [[-1.0, 0.0], [2.0, -2.0]]]])
 G = torch.tensor([[[[1.0, -1.0], [2.0, 2.0]], [[-4.0, 0.0], [1.0, -1.0]]]])
@@ -225,6 +230,77 @@ def test_statuses_say_what_a_map_is_worth(weight, status, largest):
     if largest is not None:
         # A uniform positive map is not blank: nothing is subtracted.
         assert found.raw.tolist() == [[largest] * 2] * 2
+
+
+def test_a_negative_only_map_keeps_its_signed_range(resnet):
+    class Negative(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.same = nn.Conv2d(1, 1, 1, bias=False)
+            nn.init.ones_(self.same.weight)
+
+        def forward(self, x):
+            y = self.same(x).mean((1, 2, 3))
+            return torch.stack([-y, y], 1)
+
+    x = torch.tensor([[[[1.0, 2.0]]]])
+    (found,) = cam_probe(Negative(), x, "same")
+    assert (found.status, found.minimum, found.maximum) == ("negative-only", -1.0, -0.5)
+    assert found.values.tolist() == [[0.0, 0.0]]
+
+
+def cam_probe(model, x, layer):
+    layouts = Layouts(dict(model.named_modules()) | {".": model}, tuple(x.shape))
+    probe = CamProbe(frozenset({layer}), layouts.get, [METHODS["gradcam"]], frozenset({"0"}))
+    everything = Selection((".", *(name for name, _ in model.named_modules() if name)))
+    with running(model, [ShapeProbe(layouts), probe], everything) as runner:
+        done = runner.forward(x, lambda output: [Objective("0", lambda out: out[:, 0].sum())])
+    probe.fill(done.unreached, done.unobservable)
+    return list(probe.artifacts())
+
+
+def test_a_gradient_that_cannot_be_seen_gives_an_undefined_map_not_a_zero_one():
+    class Rewritten(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.same, self.fc = nn.Conv2d(3, 4, 3), _Transposed(), nn.Linear(4, 5)
+
+        def forward(self, x):
+            y = self.same(self.conv(x))
+            y.relu_()
+            return self.fc(y.mean((2, 3)))
+
+    (found,) = hookscope.gradcam(nets.seeded(Rewritten), nets.picture(1), layers="same", targets=[0])
+    assert found.status == MapStatus.UNDEFINED
+    assert found.raw.isnan().all()
+
+
+class _Transposed(nn.Module):
+    def forward(self, x):
+        return x.transpose(2, 3)
+
+
+@pytest.mark.parametrize("layer", ["inner", "inner.conv"])
+def test_a_container_with_several_outputs_has_the_map_of_the_whole_graph(layer):
+    model, x = nets.seeded(lambda: nets.NestedOutput("tuple")), nets.picture(1)
+    a = model.inner.conv(x).detach().requires_grad_()
+    (g,) = torch.autograd.grad(model.fc((a.relu() + a * 3).mean((2, 3)))[0, 1], a)
+    found = hookscope.gradcam(model, x, layers=layer, targets=[1])[0]
+    torch.testing.assert_close(found.raw, gradcam(a.detach(), g)[0].clamp(min=0))
+    assert found.output == ("0" if layer == "inner" else "")
+
+
+def test_a_layer_whose_first_axis_is_not_the_batch_gives_no_map():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.pos, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(1, 4, 1), nn.Linear(4, 5)
+
+        def forward(self, x):
+            return self.fc((self.conv(x) * self.pos(torch.ones(1, 1, *x.shape[2:]))).mean((2, 3)))
+
+    maps = hookscope.gradcam(nets.seeded(Positions), nets.picture(2), layers="type:Conv2d", targets=[0])
+    assert {found.layer for found in maps} == {"conv"}
 
 
 def test_a_layer_without_a_spatial_output_is_a_usage_error_that_names_others(resnet):

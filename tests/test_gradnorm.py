@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import nn
+from truth import reference, score
 
 import hookscope
 from hookscope.errors import UsageError
@@ -133,6 +134,107 @@ def test_layers_equal_autograd_on_the_split_model():
     assert [str(row.site) for row in report.layers] == ["a", "relu", "b", "relu@1", "c", "relu@2", "fc"]
     own = math.hypot(*(row.gradient.norm for row in report.parameters if row.layer == "b"))
     assert rows["b"].parameter_grad_norm == pytest.approx(own)
+
+
+class SumPooled(nn.Module):
+    """Pooling by a sum gives a gradient of stride 0: many entries in the memory of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).sum((2, 3)))
+
+
+NETS = {**nets.AWKWARD, "sum-pooled": SumPooled}
+del NETS["in-place-ignored"], NETS["identity-in-place"]  # these have no twin
+
+
+@pytest.mark.parametrize("make", NETS.values(), ids=NETS)
+def test_every_layers_figures_are_those_of_the_plain_gradients(make):
+    model, x = nets.seeded(make), nets.picture()
+    _, gradients = reference(model, x, scalar=lambda output: score(output))
+    report = hookscope.gradnorm(model, x, loss=lambda output, targets: score(output))
+    rows = {row.site: row for row in report.layers}
+    for site, gradient in gradients.items():
+        if site.layer != ".":
+            found = rows[site].output_grad
+            wanted = None if gradient is None else pytest.approx(float(gradient.double().norm()), rel=1e-5)
+            assert (found and found.norm) == wanted, site
+            assert gradient is None or found.count == gradient.numel()
+
+
+def test_attentions_input_is_counted_once():
+    model = torchvision.models.VisionTransformer(16, 4, 2, 2, 8, 16, num_classes=3).eval()
+    nn.init.normal_(model.heads.head.weight)
+    report = hookscope.gradnorm(model, torch.randn(1, 3, 16, 16), torch.tensor([0]))
+    rows = {row.site.layer: row for row in report.layers}
+    block = "encoder.layers.encoder_layer_0"
+    wanted = rows[f"{block}.ln_1"].output_grad.norm
+    assert rows[f"{block}.self_attention"].input_grad_total == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "batches"),
+    [(torch.bfloat16, 1.0, 1024), (torch.float16, 3000.0, 64)],
+    ids=["bf16", "fp16"],
+)
+def test_many_batches_of_halves_neither_stall_nor_overflow(dtype, value, batches):
+    probe = GradNormProbe()
+    for _ in range(batches):
+        probe.begin(8)
+        probe.on_param_gradient("w", torch.full((4,), value, dtype=dtype), "loss")
+        probe.finish_batch([], 0.0)
+    assert probe.param_gradient("w").norm == pytest.approx(2 * value, rel=1e-3)
+    assert probe.param_gradient("w").non_finite == 0
+
+
+def test_a_gradient_that_only_some_batches_have_is_averaged_over_all():
+    probe = GradNormProbe()
+    for pictures, gradient in ((3, torch.tensor([8.0])), (1, None)):
+        probe.begin(pictures)
+        probe.on_param_gradient("w", gradient, "loss")
+        probe.finish_batch([], 0.0)
+    assert probe.param_gradient("w").norm == 6.0
+
+
+def test_what_cannot_be_seen_is_undefined_not_zero_and_not_without_a_path():
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(200, 5)).eval()
+    report = hookscope.gradnorm(model, nets.picture(), torch.tensor([0, 1]))
+    assert {row.site.layer: row.status for row in report.layers} == {
+        "0": "ok",
+        "1": "undefined",
+        "2": "ok",
+        "3": "ok",
+    }
+
+
+def test_a_lazy_layer_that_is_never_called_has_a_row():
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.spare = nn.Conv2d(3, 4, 3), nn.LazyLinear(3)
+
+        def forward(self, x):
+            return self.conv(x).mean((2, 3))
+
+    report = hookscope.gradnorm(Lazy(), nets.picture(), torch.tensor([0, 1]))
+    row = next(row for row in report.parameters if row.name == "spare.weight")
+    assert (row.status, row.shape, row.gradient) == ("not-called", (), None)
+
+
+def test_a_loss_of_ones_own_needs_no_classifier():
+    model = nn.Sequential(nn.Conv2d(3, 2, 3))
+    report = hookscope.gradnorm(model, nets.picture(), loss=lambda output, targets: output.pow(2).mean())
+    assert report.loss == pytest.approx(float(model(nets.picture()).pow(2).mean().detach()))
+    with pytest.raises(UsageError, match="no class scores"):
+        hookscope.gradnorm(model, nets.picture())
+
+
+def test_a_class_out_of_range_is_said_as_such():
+    with pytest.raises(UsageError, match="class 7 is out of range: the model has 5 classes"):
+        hookscope.gradnorm(nets.seeded(nets.ReluThrice), nets.picture(), torch.tensor([0, 7]))
 
 
 def in_batches(model, x, targets, sizes):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 
 import nets
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -308,10 +310,16 @@ def state_of(model):
         "buffers": [(id(buffer), buffer.clone()) for buffer in model.buffers()],
         "weights": [parameter.detach().clone() for parameter in model.parameters()],
         "hooks": [
-            (len(module._forward_hooks), len(module._forward_pre_hooks), len(module._backward_hooks))
+            [
+                *module._forward_hooks.items(),
+                *module._forward_pre_hooks.items(),
+                *module._backward_hooks.items(),
+            ]
             for module in model.modules()
         ],
         "random": torch.get_rng_state(),
+        "python_random": random.getstate(),
+        "numpy_random": str(np.random.get_state()),
         "fast": torch.backends.mha.get_fastpath_enabled(),
         "grad_mode": torch.is_grad_enabled(),
     }
@@ -325,7 +333,8 @@ def assert_same_state(before, after):
     for key in ("weights",):
         assert all(torch.equal(a, b) for a, b in zip(before[key], after[key], strict=True))
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before["buffers"], after["buffers"], strict=True))
-    assert before["hooks"] == after["hooks"]
+    for key in ("hooks", "python_random", "numpy_random"):
+        assert before[key] == after[key]
     assert torch.equal(before["random"], after["random"])
     assert (before["fast"], before["grad_mode"]) == (after["fast"], after["grad_mode"])
 
@@ -477,12 +486,65 @@ def test_no_match_is_a_usage_error_and_leaves_no_hook():
     assert_same_state(before, state_of(model))
 
 
-def test_a_deep_copy_made_inside_is_the_callers_business_and_the_original_is_clean():
-    model = nets.seeded(nets.ReluThrice)
+def test_a_copy_made_inside_computes_the_same_and_the_original_is_clean():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
     with attached(model, [Recorder(params=False)]):
-        copied = copy.deepcopy(model.a.weight)
-    assert torch.equal(copied, model.a.weight)
-    assert not model.a._forward_hooks
+        copied = copy.deepcopy(model)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    torch.testing.assert_close(copied(x), model(x), rtol=0, atol=0)
+
+
+def test_a_buffer_that_is_not_a_number_is_not_taken_for_changed():
+    model = nets.seeded(nets.Dropping)
+    model.register_buffer("odd", torch.tensor([float("nan"), 1.0]))
+    version = model.odd._version
+    with preserved(model):
+        pass
+    assert model.odd._version == version
+
+
+def test_a_probes_own_failure_is_not_called_the_models():
+    class Broken(Probe):
+        needs = Needs(outputs=True)
+
+        def on_output(self, site, tensor):
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"), running(nets.seeded(nets.ReluThrice), [Broken()]) as runner:
+        runner.forward(nets.picture())
+
+
+class WritesToWhatBackwardNeeds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = torch.sigmoid(self.conv(x))
+        y += 1
+        return self.fc(y.mean((2, 3)))
+
+
+@pytest.mark.parametrize("params", [True, False])
+def test_a_model_whose_backward_raises_is_a_model_error(params):
+    with pytest.raises(ModelError, match="no gradient can be taken of the model"):
+        observe(nets.seeded(WritesToWhatBackwardNeeds), nets.picture(), "conv", params=params)
+
+
+def test_one_tensor_under_several_arguments_has_one_gradient():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.attention = nn.Linear(6, 6), nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x):
+            y = self.lin(x)
+            return self.attention(y, y, y)[0]
+
+    model, x = nets.seeded(Attention), torch.randn(2, 3, 6)
+    seen, _ = observe(model, x)
+    assert [site.output for site in seen.input_gradients if site.layer == "attention"] == ["0"]
+    torch.testing.assert_close(seen.input_gradients[Site("attention", 0, "0")], seen.gradients[Site("lin")])
 
 
 def test_nested_values_are_rebuilt_with_only_the_named_tensors_replaced():

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from hookscope.errors import ExitCode, ImageError
-from hookscope.images import View, decode, decoding
+from hookscope.images import decode, decoding
 
 HOSTILE = Path(__file__).parent / "data" / "hostile"
 
@@ -434,7 +434,3 @@ def test_extensions_of_pictures(extension):
 @pytest.mark.parametrize("extension", ["", ".txt", ".pdf", ".h5", ".mpg", ".eps", ".npy", ".pt"])
 def test_extensions_of_other_files(extension):
     assert extension not in decoding.readable_extensions()
-
-
-def test_the_whole_picture_as_a_view():
-    assert View.whole(5, 3) == View(original=(5, 3), box=(0.0, 0.0, 5.0, 3.0), size=(5, 3))

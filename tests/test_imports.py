@@ -19,7 +19,7 @@ HEAVY = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "safetensors", "t
 
 # Each may import those before it. A package stands for all its modules.
 ORDER = (
-    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "preserve", "background",
+    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "preserve", "background", "cutting",
     "layers", "artifacts", "layouts", "probe", "hooks", "magnitudes", "cam.methods", "probes", "runner", "cam",
     "losses", "gradreport", "library",
     "images", "models", "loading", "render", "output", "records", "tasks", "run", "cli",

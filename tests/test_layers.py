@@ -167,6 +167,39 @@ def test_a_token_grid_that_is_not_square_comes_from_the_patch_layer():
     assert is_spatial(info["block"].outputs[0])
 
 
+@pytest.mark.parametrize(
+    ("layers", "size", "wanted"),
+    [
+        ([nn.Conv2d(3, 256, 8, 8), nn.Flatten(2)], 56, {"0": "NCHW", "1": "NCL"}),
+        ([nn.Conv2d(3, 16, 3, padding=1), nn.LayerNorm([16, 16, 16])], 16, {"0": "NCHW", "1": "NCHW"}),
+        (
+            [nn.Conv2d(3, 64, 3, padding=1), nn.LayerNorm([64, 16, 16]), nn.ReLU()],
+            16,
+            {"1": "NCHW", "2": "NCHW"},
+        ),
+        ([nn.Conv2d(3, 8, 4, 4), nn.Flatten(1), nn.Unflatten(1, (2, 16))], 8, {"1": "NC", "2": ""}),
+    ],
+    ids=["flattened", "norm-over-all-axes", "norm-then-relu", "unknown-axes"],
+)
+def test_channels_are_not_taken_for_positions(layers, size, wanted):
+    info = {layer.name: layer for layer in list_layers(nn.Sequential(*layers), torch.zeros(1, 3, size, size))}
+    assert {name: info[name].layout for name in wanted} == wanted
+
+
+def test_learned_queries_are_no_grid():
+    class Queries(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 16, 16), nn.LayerNorm(8)
+            self.queries = nn.Parameter(torch.randn(1, 100, 8))
+
+        def forward(self, x):
+            return self.norm(self.queries + self.conv(x).mean((2, 3))[:, None])
+
+    info = {layer.name: layer for layer in list_layers(Queries(), torch.zeros(1, 3, 64, 64))}
+    assert (info["norm"].layout, info["norm"].outputs[0].grid) == ("NTC", None)
+
+
 def test_without_an_input_only_what_is_static_is_known():
     info = list_layers(nets.NeverCalled())
     assert {(layer.calls, layer.shape, layer.status) for layer in info} == {(None, None, None)}

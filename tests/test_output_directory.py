@@ -17,6 +17,13 @@ from hookscope.output.manifest import Manifest
 MANIFEST = Manifest("gradcam", {"hookscope": "0"})
 
 
+def put(out, name, data=b"1", **record):
+    """Reserve and write a file, as a caller with one file does."""
+    stem, ending = os.path.splitext(name)
+    (name,) = out.reserve(stem, [ending])
+    return out.write(name, data, **record)
+
+
 def opened(path, **options):
     return OutputDir(path, command="gradcam", **options)
 
@@ -25,7 +32,7 @@ def run(path, names=("a/x.png",), **options):
     out = opened(path, **options)
     out.begin()
     for name in names:
-        out.write(name, name.encode(), kind="gradcam")
+        put(out, name, name.encode(), kind="gradcam")
     out.finish(MANIFEST)
     return out
 
@@ -35,7 +42,7 @@ def killed(path, names=("a/x.png",)):
     out = opened(path)
     out.begin()
     for name in names:
-        out.write(name, b"1")
+        put(out, name, b"1")
 
 
 def tree(path):
@@ -45,7 +52,7 @@ def tree(path):
 def test_a_run_writes_files_then_the_manifest(tmp_path):
     out = opened(tmp_path / "new" / "out")
     out.begin()
-    record = out.write("a/x.png", b"abc", kind="gradcam", min=float("nan"))
+    record = put(out, "a/x.png", b"abc", kind="gradcam", min=float("nan"))
     assert record == {
         "path": "a/x.png",
         "kind": "gradcam",
@@ -60,18 +67,22 @@ def test_a_run_writes_files_then_the_manifest(tmp_path):
     assert (manifest["schema"], manifest["command"]) == (1, "gradcam")
 
 
-def test_the_journal_lists_finished_files(tmp_path):
+def journalled(path):
+    """Names in an unfinished run's journal, below its head, in order."""
+    lines = [json.loads(line) for line in (path / ".hookscope.jsonl").read_text().splitlines()]
+    return [line["path"] for line in lines[1:]]
+
+
+def test_the_journal_lists_finished_files_in_order(tmp_path):
     killed(tmp_path / "out", ("b.png", "a.png"))
-    assert [record["path"] for record in journal.finished(tmp_path / "out")] == ["b.png", "a.png"]
-    (tmp_path / "out" / "b.png").unlink()
-    assert [record["path"] for record in journal.finished(tmp_path / "out")] == ["a.png"]
+    assert journalled(tmp_path / "out") == ["b.png", "a.png"]
 
 
 def test_artifacts_are_sorted_and_keep_what_the_manifest_adds(tmp_path):
     out = opened(tmp_path / "out")
     out.begin()
     for name in ("b", "a"):
-        out.write(name, b"1", kind="k")
+        put(out, name, b"1", kind="k")
     out.finish({"command": "x", "artifacts": [{"path": "a", "scores": {"drop": 0.5}}]})
     artifacts = json.loads((out.path / "manifest.json").read_text())["artifacts"]
     assert [record["path"] for record in artifacts] == ["a", "b"]
@@ -124,7 +135,7 @@ def test_a_foreign_file_is_never_overwritten(tmp_path):
     out = opened(tmp_path, overwrite=True)
     out.begin()
     with pytest.raises(OutputError, match="exists and was not written by this run"):
-        out.write("x.png", b"ours")
+        put(out, "x.png", b"ours")
     assert (tmp_path / "x.png").read_text() == "mine"
     assert not [name for name in tree(tmp_path) if "tmp" in name]
 
@@ -188,7 +199,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
     out = opened(path)
     out.begin()
     with pytest.raises(OutputError, match="link out of"):
-        out.write("a/b/x.png", b"1")
+        put(out, "a/b/x.png", b"1")
     assert not list(elsewhere.iterdir())
 
 
@@ -217,11 +228,10 @@ def test_killed_between_journal_line_and_rename(tmp_path, monkeypatch):
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        out.write("x.png", b"1")
+        put(out, "x.png", b"1")
     monkeypatch.setattr(os, "replace", replace)
     assert tree(out.path) == [".hookscope.jsonl"]
     assert journal.inspect(out.path).owner is journal.Owner.OURS
-    assert journal.finished(out.path) == ()
 
 
 def test_a_full_disk_is_an_output_error_and_leaves_no_half_file(tmp_path, monkeypatch):
@@ -233,7 +243,7 @@ def test_a_full_disk_is_an_output_error_and_leaves_no_half_file(tmp_path, monkey
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OutputError, match="No space left on device") as caught:
-        out.write("x.png", b"1")
+        put(out, "x.png", b"1")
     assert caught.value.exit_code is ExitCode.OUTPUT
     assert tree(out.path) == [".hookscope.jsonl"]
     assert out.records == ()
@@ -269,8 +279,36 @@ def test_same_name_gets_a_number_whatever_the_case(tmp_path):
     out = opened(tmp_path / "out")
     out.begin()
     names = ["Conv.png", "conv.png", "CONV.PNG", "e\u0301", "\u00e9", "manifest.json"]
-    found = [out.write(name, b"1")["path"] for name in names]
+    found = [put(out, name)["path"] for name in names]
     assert found == ["Conv.png", "conv-2.png", "CONV-3.PNG", "e\u0301", "\u00e9-2", "manifest-2.json"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ([("a", [".x", ".y"]), ("A", [".x", ".y"])], [("a.x", "a.y"), ("A-2.x", "A-2.y")]),
+        ([("a", [".x"]), ("A", [".y", ".x"])], [("a.x",), ("A-2.y", "A-2.x")]),
+        ([("a", [".x"]), ("A", [".y"])], [("a.x",), ("A.y",)]),
+        ([("a.h", [".x"]), ("a", [".h.x", ".y"])], [("a.h.x",), ("a-2.h.x", "a-2.y")]),
+        ([("a", [".x"]), ("a-2", [".x"]), ("A", [".x"])], [("a.x",), ("a-2.x",), ("A-3.x",)]),
+        ([("d/./a", [".x"]), ("d/a", [".x"])], [("d/a.x",), ("d/a-2.x",)]),
+    ],
+    ids=["all-alike", "one-alike", "none-alike", "across-the-dot", "the-number-is-taken", "other-spelling"],
+)
+def test_files_of_one_stem_share_its_number(tmp_path, asked, given):
+    out = opened(tmp_path / "out")
+    assert [out.reserve(*one) for one in asked] == given
+
+
+def test_a_name_is_written_once_and_only_after_it_was_reserved(tmp_path):
+    out = opened(tmp_path / "out")
+    out.begin()
+    with pytest.raises(RuntimeError, match="reserve"):
+        out.write("x.png", b"1")
+    put(out, "x.png")
+    with pytest.raises(RuntimeError, match="reserve"):
+        out.write("x.png", b"2")
+    assert (out.path / "x.png").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize(
@@ -280,23 +318,30 @@ def test_a_name_cannot_leave_the_directory(tmp_path, name):
     out = opened(tmp_path / "out")
     out.begin()
     with pytest.raises(OutputError, match="no name for a file"):
-        out.write(name, b"1")
+        put(out, name, b"1")
 
 
 def test_threads(tmp_path):
     out = opened(tmp_path / "out")
     out.begin()
     with ThreadPoolExecutor(8) as pool:
-        jobs = [pool.submit(out.write, f"{i % 4}/same.png", str(i).encode()) for i in range(200)]
+        jobs = [pool.submit(put, out, f"{i % 4}/same.png", str(i).encode()) for i in range(200)]
         records = [job.result() for job in jobs]
     assert len({record["path"] for record in records}) == 200
-    assert sorted(record["path"] for record in journal.finished(out.path)) == sorted(
-        record["path"] for record in records
-    )
+    assert sorted(journalled(out.path)) == sorted(record["path"] for record in records)
     for number, record in enumerate(records):
         assert (out.path / record["path"]).read_bytes() == str(number).encode()
     out.finish(MANIFEST)
     assert journal.inspect(out.path).owner is journal.Owner.OURS
+
+
+def test_a_run_is_unfinished_from_its_journal_to_its_manifest(tmp_path):
+    out = opened(tmp_path / "out")
+    assert not out.unfinished
+    out.begin()
+    assert out.unfinished
+    out.finish(MANIFEST)
+    assert not out.unfinished
 
 
 def test_same_run_same_bytes(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +25,7 @@ from hookscope.output.writers import PictureOptions, Place
 CAT = Target("top1", 285, "Egyptian cat")
 PICTURE = Image.new("RGB", (60, 40), (90, 120, 150))
 VIEW = View((60, 40), (10, 0, 50, 40), (32, 32))
+ENDS = (".overlay.jpg", ".heat.png", ".npy")
 PLACE = Place("cat", "photos/cat.png", PICTURE, VIEW)
 
 
@@ -50,6 +53,10 @@ def heat(**changes):
     return replace(given, **changes)
 
 
+def write(out, artefact, place, options):
+    return writers.prepared(out, artefact, place, options)()
+
+
 def read(path):
     """The picture's pixels and mode, the file closed again."""
     with Image.open(path) as picture:
@@ -57,7 +64,7 @@ def read(path):
 
 
 def test_tiles_are_a_grid(out):
-    (record,) = writers.write_tiles(out, tiles(), PLACE, PictureOptions())
+    (record,) = write(out, tiles(), PLACE, PictureOptions())
     assert record["path"] == "cat/layer1.0@1.png"
     assert read(out.path / record["path"])[1] == "P"
     expected = {
@@ -71,7 +78,7 @@ def test_tiles_are_a_grid(out):
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)], ids=["plain", "strided"])
 def test_raw_tiles_read_back_exactly(out, order):
     given = tiles(values=tiles().values.transpose(order))
-    record = writers.write_tiles(out, given, PLACE, PictureOptions(raw=True))[1]
+    record = write(out, given, PLACE, PictureOptions(raw=True))[1]
     assert (record["path"], record["part"]) == ("cat/layer1.0@1.safetensors", "raw")
     with safe_open(out.path / record["path"], "numpy") as file:
         np.testing.assert_array_equal(file.get_tensor("layer1.0@1"), given.values)
@@ -79,7 +86,7 @@ def test_raw_tiles_read_back_exactly(out, order):
 
 
 def test_heat_is_an_overlay_a_map_and_raw_values(out):
-    records = writers.write_heat(out, heat(), PLACE, PictureOptions())
+    records = write(out, heat(), PLACE, PictureOptions())
     assert [(record["path"], record["part"]) for record in records] == [
         ("cat/features.18.gradcam++.285-Egyptian-cat.overlay.jpg", "overlay"),
         ("cat/features.18.gradcam++.285-Egyptian-cat.heat.png", "heatmap"),
@@ -103,7 +110,7 @@ def test_heat_is_an_overlay_a_map_and_raw_values(out):
 
 
 def test_heat_without_picture_or_target(out):
-    records = writers.write_heat(out, heat(target=None), Place(), PictureOptions())
+    records = write(out, heat(target=None), Place(), PictureOptions())
     assert [record["path"] for record in records] == [
         "features.18.gradcam++.heat.png",
         "features.18.gradcam++.npy",
@@ -113,19 +120,19 @@ def test_heat_without_picture_or_target(out):
 
 def test_input_view_and_formats(out):
     options = PictureOptions(view="input", overlay_format="png", heat_format="webp")
-    records = writers.write_heat(out, heat(), PLACE, options)
+    records = write(out, heat(), PLACE, options)
     assert [record["format"] for record in records] == ["png", "webp", "npy"]
     assert read(out.path / records[0]["path"])[0].shape == (32, 32, 3)
 
 
 def test_status_goes_into_every_record(out):
-    records = writers.write_heat(out, heat(status=MapStatus.BLANK), PLACE, PictureOptions())
+    records = write(out, heat(status=MapStatus.BLANK), PLACE, PictureOptions())
     assert {record["status"] for record in records} == {"blank"}
 
 
 def test_hostile_names_stay_inside(out):
     drawn = heat(site=Site("../../etc"), target=Target("t", 1, "a/b: \u202e../"))
-    for record in writers.write_heat(out, drawn, PLACE, PictureOptions()):
+    for record in write(out, drawn, PLACE, PictureOptions()):
         assert record["path"].startswith("cat/")
         assert record["path"].count("/") == 1
         assert record["layer"] == "../../etc"
@@ -141,11 +148,31 @@ def test_table_in_each_format(out):
 
 @pytest.mark.parametrize(
     ("artefact", "count"),
-    [(tiles(), 1), (heat(), 3), (Table("t", "", ("a",), ()), 2)],
-    ids=["tiles", "heat", "table"],
+    [(tiles(), 1), (heat(), 3)],
+    ids=["tiles", "heat"],
 )
-def test_every_kind_has_a_writer(out, artefact, count):
-    assert len(writers.write(out, artefact, PLACE, PictureOptions())) == count
+def test_every_kind_has_a_plan(out, artefact, count):
+    assert len(write(out, artefact, PLACE, PictureOptions())) == count
+
+
+def test_names_follow_the_calls_and_not_the_threads(tmp_path):
+    layers = [name for n in range(6) for name in (f"conv{n}", f"Conv{n}", f"CONV{n}")]
+    tails = ("", "-2", "-3")
+    expected = {
+        layer: {f"cat/{layer}.gradcam++.285-Egyptian-cat{tails[place % 3]}{end}" for end in ENDS}
+        for place, layer in enumerate(layers)
+    }
+    for attempt in range(6):
+        made = OutputDir(tmp_path / f"{attempt}", command="gradcam")
+        made.begin()
+        jobs = [writers.prepared(made, heat(site=Site(layer)), PLACE, PictureOptions()) for layer in layers]
+        random.Random(attempt).shuffle(jobs)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda job: job(), jobs))
+        found = {layer: set() for layer in layers}
+        for record in made.records:
+            found[record["layer"]].add(record["path"])
+        assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def default_layer(
         NothingMeasured: the gradient is zero at all of them.
     """
     spatial = spatial_layers(infos)
-    for count in (_FIRST_LOOK, len(spatial)):
+    for count in dict.fromkeys((min(_FIRST_LOOK, len(spatial)), len(spatial))):
         candidates = spatial[-count:]
         probe = GradientReachProbe(frozenset(candidates), infos.get)
         if candidates:

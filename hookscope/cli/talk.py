@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -63,33 +63,57 @@ def top_line(record: Mapping[str, Any], count: int = 3) -> str:
     return "  ".join(filter(None, (record["path"], ", ".join(best[:count]))))
 
 
+@contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """What the user's own code prints meanwhile, in any thread, goes to stderr."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
 class ProgressBar:
-    """A bar on stderr for what takes longer than a second; nothing where stderr is no terminal."""
+    """A bar on stderr for what takes longer than a second; nothing where stderr is no terminal.
+
+    It appears by itself, from a thread of its own, and is gone when its block ends.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
-        self._silent = quiet or not sys.stderr.isatty()
-        self._started = time.monotonic()
+        self.shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(_PATIENCE_S, self._appear)
+        self._timer.daemon = True
+        self._state: dict[str, Any] = {"description": "loading", "completed": 0, "total": None}
+        self._ended = False
         self._bar: Progress | None = None
-        self._task: Any = None
 
     def __enter__(self) -> ProgressBar:
+        if self.shown:
+            self._timer.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._timer.cancel()
+        with self._lock:
+            self._ended = True
+            if self._bar is not None:
+                self._bar.stop()
 
-    def update(self, done: int, total: int) -> None:
-        """`done` of `total` pictures are finished."""
-        if self._silent or time.monotonic() - self._started < _PATIENCE_S:
-            return
-        if self._bar is None:
-            self._bar = _new_bar()
-            self._task = self._bar.add_task("pictures", total=total)
-            self._bar.start()
-        self._bar.update(self._task, completed=done)
+    def update(self, what: str, done: int, total: int | None) -> None:
+        """`done` of `total` are finished of what is being done now."""
+        with self._lock:
+            self._state = {"description": what, "completed": done, "total": total}
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], **self._state)
+
+    def _appear(self) -> None:
+        bar = _new_bar()
+        with self._lock:
+            # The run may have ended while rich was imported.
+            if not self._ended:
+                bar.add_task(**self._state)
+                bar.start()
+                self._bar = bar
 
 
 def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> None:

@@ -17,8 +17,3 @@ class View:
     original: tuple[int, int]
     box: tuple[float, float, float, float]
     size: tuple[int, int]
-
-    @classmethod
-    def whole(cls, width: int, height: int) -> View:
-        """The view of a model that is given the picture uncropped and at its own size, in pixels."""
-        return cls((width, height), (0.0, 0.0, float(width), float(height)), (width, height))

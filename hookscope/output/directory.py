@@ -26,7 +26,9 @@ __all__ = ["OutputDir", "safe_name"]
 
 
 class OutputDir:
-    """A directory that one run writes: `check`, `begin`, `write` many times from any thread, `finish`.
+    """A directory that one run writes: `check`, `begin`, then `reserve` and `write` for each file, `finish`.
+
+    Names are given in the order of the calls of `reserve`; `write` may be called by any thread, in any order.
 
     One that hookscope did not make, or that holds what no manifest or journal lists, is only added to.
     One that is wholly ours is replaced with `overwrite`, or where it is the `default_place`.
@@ -42,6 +44,7 @@ class OutputDir:
         self._counter = itertools.count(1)
         self._records: list[dict[str, Any]] = []
         self._taken = {_folded(MANIFEST), _folded(JOURNAL)}
+        self._reserved: set[str] = set()
         self._root: Path | None = None
 
     @property
@@ -49,6 +52,11 @@ class OutputDir:
         """The records of all files written so far, by path."""
         with self._lock:
             return tuple(sorted(self._records, key=lambda record: str(record["path"])))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether this run has begun and its journal still lies there."""
+        return self._root is not None and (self.path / JOURNAL).is_file()
 
     def check(self) -> None:
         """Nothing, where the directory can be written; changes nothing.
@@ -75,15 +83,34 @@ class OutputDir:
                 os.replace(temporary, journal)
         self._root = self.path.resolve()
 
+    def reserve(self, stem: str, endings: Sequence[str]) -> tuple[str, ...]:
+        """One name for each ending, all of the same stem, for `write` to use once each.
+
+        Where this run has given out any of them already, in any case of letters, the stem gets `-2`, `-3` and
+        so on for all.
+
+        Raises:
+            OutputError: a name leaves the directory.
+        """
+        with self._lock:
+            for tail in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
+                names = tuple(self._checked(f"{stem}{tail}{ending}") for ending in endings)
+                if self._taken.isdisjoint(map(_folded, names)):
+                    break
+            self._taken.update(map(_folded, names))
+            self._reserved.update(names)
+        return names
+
     def write(self, name: str, data: bytes, **record: Any) -> dict[str, Any]:
         """The file's record, with its `path` (relative, `/` between) and `sha256`, once the file is whole.
 
-        A name that this run has used already, in any case of letters, gets `-2`, `-3` and so on.
-
         Raises:
-            OutputError: the file exists already, the name leaves the directory, or it cannot be written.
+            OutputError: the file exists already, or it cannot be written.
         """
-        name = self._reserved(name)
+        with self._lock:
+            if name not in self._reserved:
+                raise RuntimeError(f"reserve() comes before write(), and {name!r} is not reserved")
+            self._reserved.remove(name)
         target = self.path / name
         full = {**plain(record), "path": name, "sha256": hashlib.sha256(data).hexdigest()}
         with _explained(target):
@@ -122,16 +149,10 @@ class OutputDir:
             raise _mixed(self.path, contents)
         return contents
 
-    def _reserved(self, name: str) -> str:
+    def _checked(self, name: str) -> str:
         if not is_inside(name) or PurePosixPath(name).name.startswith(TEMPORARY):
             raise OutputError(f"{name!r} is no name for a file in {str(self.path)!r}", "use a relative path")
-        name = PurePosixPath(name).as_posix()
-        stem, ending = os.path.splitext(name)
-        with self._lock:
-            tries = itertools.chain([name], (f"{stem}-{number}{ending}" for number in itertools.count(2)))
-            free = next(candidate for candidate in tries if _folded(candidate) not in self._taken)
-            self._taken.add(_folded(free))
-        return free
+        return PurePosixPath(name).as_posix()
 
     def _make_folder(self, target: Path) -> None:
         if self._root is None:

@@ -60,13 +60,6 @@ def is_inside(name: str) -> bool:
     return not any(path.anchor or ".." in path.parts for path in paths)
 
 
-def finished(directory: Path) -> tuple[dict[str, Any], ...]:
-    """The journal's records of an interrupted run whose files lie there whole; empty where there is none."""
-    records = _journal(directory)[1:]
-    inside = (record for record in records if is_inside(record["path"]))
-    return tuple(record for record in inside if (directory / record["path"]).is_file())
-
-
 def _files(directory: Path, prefix: str) -> Iterator[str]:
     """Relative paths of everything that is not a folder; links are not followed, and count as files."""
     with os.scandir(directory) as entries:

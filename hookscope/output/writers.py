@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hookscope.artifacts import Heat, Table, Tiles
 from hookscope.images import View
 from hookscope.output import encode, tables
 from hookscope.output.directory import OutputDir
+from hookscope.output.manifest import encoded
 from hookscope.output.names import safe_name, slug
 from hookscope.render import grid, heat, overlay
 
@@ -53,49 +55,43 @@ class PictureOptions:
     raw: bool = False
 
 
-def write_tiles(out: OutputDir, tiles: Tiles, place: Place, options: PictureOptions) -> tuple[Record, ...]:
-    """The records of the grid and, with `raw`, of a safetensors file with the values."""
-    stem = _stem(place, safe_name(str(tiles.site)))
-    record = _record(tiles, place, "featuremaps") | {
-        "channels": ranges(tiles.channels),
-        "selection": tiles.selection,
-        "total_channels": tiles.total_channels,
-    }
-    picture = grid.draw(
-        tiles, title=place.image, columns=options.columns, cmap=options.cmap, scale=options.scale
-    )
-    files = [(f"{stem}.{options.grid_format}", encode.picture(picture, options.grid_format), "grid")]
-    if options.raw:
-        files.append((f"{stem}.safetensors", _raw_tiles(tiles), "raw"))
-    return _write_all(out, files, record)
+@dataclass(frozen=True)
+class _File:
+    """A file to be: what stands behind the stem, which part of the artefact it is, and what makes its bytes."""
+
+    ending: str
+    part: str
+    make: Callable[[], bytes]
 
 
-def write_heat(
-    out: OutputDir, drawn: Heat, place: Place, options: PictureOptions, *, vmax: float | None = None
-) -> tuple[Record, ...]:
-    """The records of the overlay (where there is a picture), the heat map and the raw values.
+@dataclass(frozen=True)
+class _Plan:
+    """What an artefact becomes: files of one stem, with one record but for their parts."""
 
-    `vmax`: the value of the highest colour, for maps that are to be compared.
+    stem: str
+    files: Sequence[_File]
+    record: Record
+
+
+Writing = Callable[[], tuple[Record, ...]]
+"""Draws, encodes and writes an artefact's files, in any thread, and gives their records."""
+
+
+def prepared(out: OutputDir, artefact: Tiles | Heat, place: Place, options: PictureOptions) -> Writing:
+    """The writing of the artefact's files, by the plan of its kind.
+
+    The files' names are given out here, so that they follow the order of these calls, whatever the threads do.
     """
-    stem = _stem(place, _heat_name(drawn))
-    files = []
-    if place.picture is not None and place.view is not None:
-        over = overlay.draw(
-            drawn,
-            place.picture,
-            place.view,
-            alpha=options.alpha,
-            cmap=options.cmap,
-            where=options.view,
-            vmax=vmax,
-        )
-        kind = options.overlay_format
-        files.append((f"{stem}.overlay.{kind}", encode.picture(over, kind), "overlay"))
-    alone = heat.draw(drawn, title=place.image, cmap=options.cmap, size=_heat_size(drawn, place), vmax=vmax)
-    kind = options.heat_format
-    files.append((f"{stem}.heat.{kind}", encode.picture(alone, kind), "heatmap"))
-    files.append((f"{stem}.npy", encode.npy(drawn.values), "raw"))
-    return _write_all(out, files, _record(drawn, place, drawn.kind) | _target(drawn))
+    plan = PLANS[type(artefact)](artefact, place, options)
+    names = out.reserve(plan.stem, [file.ending for file in plan.files])
+    return partial(_write_all, out, names, plan)
+
+
+def write(
+    out: OutputDir, artefact: Tiles | Heat, place: Place, options: PictureOptions
+) -> tuple[Record, ...]:
+    """The records of the artefact's files, written at once."""
+    return prepared(out, artefact, place, options)()
 
 
 def write_table(
@@ -103,38 +99,23 @@ def write_table(
 ) -> tuple[Record, ...]:
     """The records of the table in each of the formats, as `name` (`/` between folders; the kind where empty)."""
     stem = "/".join(map(safe_name, (name or table.kind).split("/")))
-    files = [
-        (f"{stem}.{kind}", tables.table(table, kind).encode("utf-8", "backslashreplace"), "table")
-        for kind in formats
-    ]
-    return _write_all(out, files, {"kind": table.kind, "status": "ok"})
+    files = [_File(f".{kind}", "table", partial(_table, table, kind)) for kind in formats]
+    names = out.reserve(stem, [file.ending for file in files])
+    return _write_all(out, names, _Plan(stem, files, {"kind": table.kind, "status": "ok"}))
 
 
 def write_summary(out: OutputDir, pages: Sequence[Table], *, name: str) -> Record:
     """The record of one Markdown page with all the tables."""
     text = "\n".join(tables.to_markdown(page) for page in pages)
-    data = text.encode("utf-8", "backslashreplace")
-    return out.write(f"{name}.md", data, kind=pages[0].kind, part="summary", format="md", status="ok")
+    (path,) = out.reserve(name, [".md"])
+    return out.write(path, encoded(text), kind=pages[0].kind, part="summary", format="md", status="ok")
 
 
 def write_document(out: OutputDir, name: str, data: bytes, *, kind: str) -> Record:
     """The record of a file that was encoded elsewhere, such as a plot."""
-    return out.write(name, data, kind=kind, part="plot", format=name.rpartition(".")[2], status="ok")
-
-
-def write(
-    out: OutputDir, artefact: Tiles | Heat | Table, place: Place, options: PictureOptions
-) -> tuple[Record, ...]:
-    """The records of the artefact's files, by the writer of its kind."""
-    return WRITERS[type(artefact)](out, artefact, place, options)
-
-
-WRITERS: dict[type, Callable[[OutputDir, Any, Place, PictureOptions], tuple[Record, ...]]] = {
-    Tiles: write_tiles,
-    Heat: write_heat,
-    Table: lambda out, table, place, options: write_table(out, table),
-}
-"""The writer for each kind of artefact; a new kind is one function and one line here."""
+    stem, _, ending = name.rpartition(".")
+    (path,) = out.reserve(stem, [f".{ending}"])
+    return out.write(path, data, kind=kind, part="plot", format=ending, status="ok")
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -148,11 +129,62 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
-def _write_all(out: OutputDir, files: Sequence[tuple[str, bytes, str]], record: Record) -> tuple[Record, ...]:
+def _plan_tiles(tiles: Tiles, place: Place, options: PictureOptions) -> _Plan:
+    """The grid and, with `raw`, a safetensors file with the values."""
+    files = [_File(f".{options.grid_format}", "grid", partial(_grid, tiles, place, options))]
+    if options.raw:
+        files.append(_File(".safetensors", "raw", partial(_raw_tiles, tiles)))
+    record = _record(tiles, place, "featuremaps") | {
+        "channels": ranges(tiles.channels),
+        "selection": tiles.selection,
+        "total_channels": tiles.total_channels,
+    }
+    return _Plan(_stem(place, safe_name(str(tiles.site))), files, record)
+
+
+def _plan_heat(drawn: Heat, place: Place, options: PictureOptions) -> _Plan:
+    """The overlay (where there is a picture), the heat map and the raw values."""
+    files = [
+        _File(f".heat.{options.heat_format}", "heatmap", partial(_heat, drawn, place, options)),
+        _File(".npy", "raw", partial(encode.npy, drawn.values)),
+    ]
+    if place.picture is not None and place.view is not None:
+        drawing = partial(_overlay, drawn, place.picture, place.view, options)
+        files.insert(0, _File(f".overlay.{options.overlay_format}", "overlay", drawing))
+    record = _record(drawn, place, drawn.kind) | _target(drawn)
+    return _Plan(_stem(place, _heat_name(drawn)), files, record)
+
+
+PLANS: dict[type, Callable[[Any, Place, PictureOptions], _Plan]] = {Tiles: _plan_tiles, Heat: _plan_heat}
+"""What each kind of artefact becomes; a new kind is one function and one entry here."""
+
+
+def _write_all(out: OutputDir, names: Sequence[str], plan: _Plan) -> tuple[Record, ...]:
     return tuple(
-        out.write(name, data, **record, part=part, format=name.rpartition(".")[2])
-        for name, data, part in files
+        out.write(name, file.make(), **plan.record, part=file.part, format=file.ending.rpartition(".")[2])
+        for name, file in zip(names, plan.files, strict=True)
     )
+
+
+def _table(table: Table, kind: str) -> bytes:
+    return encoded(tables.table(table, kind))
+
+
+def _grid(tiles: Tiles, place: Place, options: PictureOptions) -> bytes:
+    picture = grid.draw(
+        tiles, title=place.image, columns=options.columns, cmap=options.cmap, scale=options.scale
+    )
+    return encode.picture(picture, options.grid_format)
+
+
+def _heat(drawn: Heat, place: Place, options: PictureOptions) -> bytes:
+    picture = heat.draw(drawn, title=place.image, cmap=options.cmap, size=_heat_size(drawn, place))
+    return encode.picture(picture, options.heat_format)
+
+
+def _overlay(drawn: Heat, picture: Image.Image, view: View, options: PictureOptions) -> bytes:
+    over = overlay.draw(drawn, picture, view, alpha=options.alpha, cmap=options.cmap, where=options.view)
+    return encode.picture(over, options.overlay_format)
 
 
 def _record(artefact: Tiles | Heat, place: Place, kind: str) -> Record:

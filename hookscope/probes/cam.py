@@ -20,13 +20,24 @@ from hookscope.probes.featuremaps import Infos
 
 @dataclass(frozen=True)
 class SiteMap:
-    """One raw map: `values` (h, w) float32, >= 0, at the layer's resolution."""
+    """One raw map: `values` (h, w) float32, >= 0, at the layer's resolution.
+
+    `minimum`, `maximum`: of the finite values; of a `negative-only` map, before its ReLU.
+    """
 
     image: int
     site: Site
     method: str
     objective: str
     values: NDArray[np.float32]
+    minimum: float
+    maximum: float
+    status: MapStatus
+
+
+@dataclass(frozen=True)
+class _Made:
+    values: Tensor
     minimum: float
     maximum: float
     status: MapStatus
@@ -51,16 +62,18 @@ class CamProbe(Probe):
         self.objectives = self._wanted = objectives
         self._infos = infos
         self._methods = tuple(methods)
+        self._pictures = 0
         self._activations: dict[Site, Tensor] = {}
-        self._maps: dict[tuple[Site, str, str], tuple[Tensor, list[MapStatus]]] = {}
+        self._maps: dict[tuple[Site, str, str], list[_Made]] = {}
 
     def begin(self, pictures: int) -> None:
+        self._pictures = pictures
         self._activations.clear()
         self._maps.clear()
 
     def on_output(self, site: Site, tensor: Tensor) -> None:
         info = self._infos(site)
-        if info is not None and is_spatial(info):
+        if info is not None and is_spatial(info) and tensor.shape[0] == self._pictures:
             # A true copy: to() alone would hand back the model's own tensor when it is float32 already.
             self._activations[site] = to_nchw(tensor, info.layout, info.grid).to(torch.float32, copy=True)
 
@@ -72,28 +85,32 @@ class CamProbe(Probe):
         flat = (gradient.abs().amax(dim=(1, 2, 3)) == 0).tolist()
         for method in self._methods:
             raw = method.compute(activation, gradient)
-            statuses = [_status(raw[i], zero_gradient=flat[i]) for i in range(len(flat))]
-            self._maps[site, method.name, objective] = raw.clamp(min=0).cpu(), statuses
+            made = [_judged(raw[i].cpu(), zero_gradient=flat[i]) for i in range(len(flat))]
+            self._maps[site, method.name, objective] = made
 
-    def fill(self, unreached: Mapping[str, frozenset[Site]]) -> None:
-        """Give sites that an objective does not depend on their (all zero) maps, said to be `zero-gradient`."""
-        for objective, sites in unreached.items():
-            for site in sites & self._activations.keys() if objective in self._wanted else ():
-                pictures, _, height, width = self._activations[site].shape
-                for method in self._methods:
-                    zeros = torch.zeros(pictures, height, width)
-                    self._maps[site, method.name, objective] = zeros, [MapStatus.ZERO_GRADIENT] * pictures
+    def fill(self, unreached: Mapping[str, frozenset[Site]], unobservable: frozenset[Site]) -> None:
+        """Give a map to sites whose gradient never came: zero where there is none, undefined where it is not seen."""
+        for objective in self._wanted:
+            for site in unreached.get(objective, frozenset()) & self._activations.keys():
+                self._fill(site, objective, 0.0, MapStatus.ZERO_GRADIENT)
+            for site in unobservable & self._activations.keys():
+                self._fill(site, objective, float("nan"), MapStatus.UNDEFINED)
+
+    def _fill(self, site: Site, objective: str, value: float, status: MapStatus) -> None:
+        pictures, _, height, width = self._activations[site].shape
+        made = [_Made(torch.full((height, width), value), value, value, status)] * pictures
+        for method in self._methods:
+            self._maps[site, method.name, objective] = made
 
     def artifacts(self) -> Iterator[SiteMap]:
         """The maps of the latest batch: by picture, then objective, layer and method."""
-        pictures = max((len(statuses) for _, statuses in self._maps.values()), default=0)
         ordered = sorted(self._maps.items(), key=lambda item: self._place(*item[0]))
-        for image in range(pictures):
-            for (site, method, objective), (maps, statuses) in ordered:
-                values = maps[image].numpy()
-                finite = values[np.isfinite(values)]
-                low, high = (float(finite.min()), float(finite.max())) if finite.size else (np.nan, np.nan)
-                yield SiteMap(image, site, method, objective, values, low, high, statuses[image])
+        for image in range(self._pictures if ordered else 0):
+            for (site, method, objective), made in ordered:
+                one = made[image]
+                yield SiteMap(
+                    image, site, method, objective, one.values.numpy(), one.minimum, one.maximum, one.status
+                )
         self._activations.clear()
         self._maps = {}
 
@@ -120,13 +137,18 @@ class GradientReachProbe(Probe):
             self.depended_on.add(site)
 
 
-def _status(raw: Tensor, *, zero_gradient: bool) -> MapStatus:
-    """What a signed (h, w) map means, before its ReLU."""
-    low, high = (float(value) for value in raw.aminmax())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return MapStatus.NON_FINITE
+def _judged(raw: Tensor, *, zero_gradient: bool) -> _Made:
+    """A signed (h, w) map after its ReLU, and what it means.
+
+    The range is that of the values kept; of a map with nothing above zero it is the signed one, which says more.
+    """
+    finite = raw[raw.isfinite()]
+    low, high = (float(value) for value in finite.aminmax()) if finite.numel() else (np.nan, np.nan)
+    kept = raw.clamp(min=0)
+    if finite.numel() < raw.numel():
+        return _Made(kept, max(low, 0.0), max(high, 0.0), MapStatus.NON_FINITE)
     if zero_gradient:
-        return MapStatus.ZERO_GRADIENT
+        return _Made(kept, 0.0, 0.0, MapStatus.ZERO_GRADIENT)
     if high <= 0:
-        return MapStatus.NEGATIVE_ONLY if low < 0 else MapStatus.BLANK
-    return MapStatus.OK
+        return _Made(kept, low, high, MapStatus.NEGATIVE_ONLY if low < 0 else MapStatus.BLANK)
+    return _Made(kept, max(low, 0.0), high, MapStatus.OK)

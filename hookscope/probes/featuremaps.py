@@ -15,6 +15,7 @@ from hookscope.errors import UsageError
 from hookscope.hooks import Needs, Probe
 from hookscope.layers import OutputInfo, Site
 from hookscope.layouts import to_nchw
+from hookscope.wording import ranges
 
 DEFAULT_MAX_CHANNELS = 64
 
@@ -26,7 +27,7 @@ class Channels:
     """Which channels of a layer to show; `Channels.parse` reads the command line's words for it.
 
     `kind` is `all`, `top` (the `count` of largest variance over positions), `random` (`count`, drawn with
-    `seed`) or `list` (exactly `indices`).
+    `seed`) or `list` (those of `indices` that there are, at most `count` of them by variance where it is not 0).
     """
 
     kind: str = "all"
@@ -50,22 +51,22 @@ class Channels:
             count = min(int(number), max_channels or int(number))
             return cls(kind, count=count, seed=seed)
         indices = _parsed_list(text)
-        return cls("list", indices=indices[: max_channels or len(indices)])
+        return cls("list", count=max_channels or 0, indices=indices)
 
     def choose(self, maps: Tensor) -> tuple[Tensor, str]:
         """Indices into (C, h, w) maps in ascending order, and what they are in words."""
         total = maps.shape[0]
         if self.kind == "list":
-            kept = [index for index in self.indices if index < total]
-            return torch.tensor(kept, dtype=torch.long), f"{_runs(kept)} of {total}"
+            kept = torch.tensor([index for index in self.indices if index < total], dtype=torch.long)
+            if self.count and len(kept) > self.count:
+                kept = kept[_by_variance(maps[kept], self.count)]
+            return kept, f"{ranges(kept.tolist()) or 'none'} of {total}"
         if self.kind == "all" or self.count >= total:
             return torch.arange(total), f"all {total}"
         if self.kind == "random":
             order = torch.randperm(total, generator=torch.Generator().manual_seed(self.seed))
             return order[: self.count].sort().values, f"{self.count} of {total} at random"
-        variance = maps.float().flatten(1).var(dim=1, correction=0).nan_to_num(nan=torch.inf)
-        chosen = torch.sort(variance, descending=True, stable=True).indices[: self.count]
-        return chosen.cpu().sort().values, f"{self.count} of {total} by variance"
+        return _by_variance(maps, self.count), f"{self.count} of {total} by variance"
 
 
 class FeatureMapsProbe(Probe):
@@ -86,6 +87,7 @@ class FeatureMapsProbe(Probe):
     ) -> None:
         self.layers = layers
         self.unmapped: set[Site] = set()
+        self.without: set[Site] = set()
         self._infos = infos
         self._channels = channels
         self._overlay = overlay
@@ -103,7 +105,9 @@ class FeatureMapsProbe(Probe):
             return
         maps = to_nchw(tensor, info.layout, info.grid)
         for image in range(self._pictures):
-            self._kept.append(self._tiles(image, site, info, maps[image], tuple(tensor.shape[1:])))
+            tiles = self._tiles(image, site, info, maps[image], tuple(tensor.shape[1:]))
+            if tiles.channels:
+                self._kept.append(tiles)
             if self._overlay and info.grid is not None:
                 self._kept.append(_mean_heat(image, site, maps[image]))
 
@@ -114,6 +118,8 @@ class FeatureMapsProbe(Probe):
 
     def _tiles(self, image: int, site: Site, info: OutputInfo, maps: Tensor, shape: tuple[int, ...]) -> Tiles:
         chosen, selection = self._channels.choose(maps)
+        if not len(chosen):
+            self.without.add(site)
         values = maps[chosen.to(maps.device)].to("cpu", torch.float32, copy=True).numpy()
         low, high = _finite_range(maps)
         finite = bool(np.isfinite([low, high]).all()) and _all_finite(maps)
@@ -177,12 +183,8 @@ def _parsed_list(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(indices))
 
 
-def _runs(indices: list[int]) -> str:
-    """`0-15, 40` of ascending indices."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
+def _by_variance(maps: Tensor, count: int) -> Tensor:
+    """Indices of the `count` channels of (C, h, w) maps that vary most over positions, in ascending order."""
+    variance = maps.float().flatten(1).var(dim=1, correction=0).nan_to_num(nan=torch.inf)
+    chosen = torch.sort(variance, descending=True, stable=True).indices[:count]
+    return chosen.cpu().sort().values

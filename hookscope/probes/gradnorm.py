@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from hookscope.hooks import Needs, Probe
@@ -34,7 +35,7 @@ class GradNormProbe(Probe):
         self.loss = 0.0
         self.sites: dict[Site, None] = {}
         self._batch = 0
-        self._params: dict[str, tuple[Tensor, float]] = {}
+        self._params: dict[str, tuple[Tensor, int]] = {}
         self._outputs: dict[Site, Magnitude] = {}
         self._inputs: dict[Site, Magnitude] = {}
         self._latest: tuple[Tensor, Magnitude] | None = None
@@ -54,11 +55,14 @@ class GradNormProbe(Probe):
         if tensor is None:
             return
         held = self._params.get(name)
-        # Never in place: autograd may hand out one tensor as the gradient of two parameters.
         if held is None:
-            self._params[name] = (tensor, float(self._batch))
-        else:
-            self._params[name] = (held[0] * held[1] + tensor * self._batch, 1.0)
+            self._params[name] = (tensor, self._batch)
+            return
+        # A running mean in float32 at least: a sum of many halves would stall or overflow. Never in place: autograd
+        # may hand out one tensor as the gradient of two parameters.
+        mean, seen = held
+        share = self._batch / (seen + self._batch)
+        self._params[name] = (torch.lerp(_wide(mean), _wide(tensor), share), seen + self._batch)
 
     def finish_batch(self, sites: Iterable[Site], loss: float) -> None:
         """The batch is done: `sites` in the order in which their calls ended, `loss` its mean over the batch."""
@@ -90,6 +94,16 @@ class GradNormProbe(Probe):
 
     def _measured(self, tensor: Tensor) -> Magnitude:
         """The magnitude times the batch's weight; a tensor that several sites share is measured once."""
-        if self._latest is None or self._latest[0].data_ptr() != tensor.data_ptr():
+        if self._latest is None or not _same(self._latest[0], tensor):
             self._latest = (tensor, scaled(magnitude(tensor, largest=False), self._batch))
         return self._latest[1]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors alive at once are the same values in the same memory."""
+    same_memory = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return same_memory and one.shape == other.shape and one.dtype == other.dtype

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, Status
+from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,9 +86,3 @@ class Task(Protocol):
 
     def conclude(self) -> Conclusion:
         """What is left to say when all batches are done."""
-
-
-def worst_status(statuses: Iterable[str]) -> str:
-    """The status of a site over all pictures: `ok` where any map is, else the first that is said."""
-    said = list(statuses)
-    return str(Status.OK) if not said or str(Status.OK) in said else said[0]

@@ -77,13 +77,17 @@ class FeatureMapsTask:
 
     def conclude(self) -> Conclusion:
         unmapped = ", ".join(map(str, sorted(self._made().unmapped)))
+        without = ", ".join(map(str, sorted(self._made().without)))
         if not self._some:
             what = f"the layout of {unmapped} is not known" if unmapped else "none of the layers was called"
+            what = f"{without} has no channel {self._options.channels}" if without else what
             raise NothingMeasured(
                 f"no feature maps: {what}", "`hookscope layers MODEL IMAGE` shows the outputs"
             )
-        warnings = (f"no maps of {unmapped}: the output's layout is not known",) if unmapped else ()
-        return Conclusion(statuses=self._statuses, warnings=warnings)
+        warnings = [f"no maps of {unmapped}: the output's layout is not known"] if unmapped else []
+        if without:
+            warnings.append(f"no maps of {without}: none of the channels {self._options.channels} is there")
+        return Conclusion(statuses=self._statuses, warnings=tuple(warnings))
 
     def _made(self) -> FeatureMapsProbe:
         assert self._probe is not None, "choose() comes first"

@@ -13,7 +13,7 @@ from hookscope.cam.targets import TargetSpec, described, logits_of, parse_target
 from hookscope.layers import ROOT, OutputInfo, Selection, Site, select
 from hookscope.probes.cam import CamProbe
 from hookscope.runner import Objective
-from hookscope.tasks import Conclusion, Subject, worst_status
+from hookscope.tasks import Conclusion, Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
     from hookscope.runner import Pass
+
+
+_FLAT = {
+    "zero-gradient": "the score's gradient is zero at every position of the picture; a layer before it has one",
+    "no-grad-path": "the score does not depend on it",
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class GradcamTask:
         self._subject: Subject | None = None
         self._probe: CamProbe | None = None
         self._targets: dict[str, list[Target]] = {}
-        self._statuses: dict[Site, list[str]] = {}
+        self._statuses: dict[Site, set[str]] = {}
+        self._without_path: frozenset[Site] = frozenset()
         self._unobservable: set[Site] = set()
         self._chosen_by_default = ""
 
@@ -63,7 +70,8 @@ class GradcamTask:
         if selection is None:
             outputs = _allowed(subject, self._options.exclude)
             self._chosen_by_default = default_layer(subject.model, x, outputs, self._scores)
-            selection = Selection((self._chosen_by_default,))
+            excluded = select(subject.model, ("**", ROOT), self._options.exclude).excluded
+            selection = Selection((self._chosen_by_default,), excluded=excluded)
         chosen = spatial_selection(selection, subject.outputs)
         names = frozenset(spec.name for spec in self._specs)
         self._probe = CamProbe(frozenset(chosen.names), subject.info, self._methods, names)
@@ -81,12 +89,13 @@ class GradcamTask:
 
     def collect(self, done: Pass, batch: Batch) -> Iterable[Heat]:
         probe = self._made()
-        probe.fill(done.unreached)
+        probe.fill(done.unreached, done.unobservable)
+        self._without_path |= frozenset[Site]().union(*done.unreached.values())
         self._unobservable |= done.unobservable
         seen: set[tuple[int, Site, str, int]] = set()
         for found in probe.artifacts():
             target = self._targets[found.objective][found.image]
-            self._statuses.setdefault(found.site, []).append(_site_status(str(found.status)))
+            self._statuses.setdefault(found.site, set()).add(str(found.status))
             # `top1` and the same class by its id are one map.
             key = (found.image, found.site, found.method, target.index)
             if key not in seen:
@@ -104,16 +113,15 @@ class GradcamTask:
                 )
 
     def conclude(self) -> Conclusion:
-        statuses = {site: worst_status(said) for site, said in self._statuses.items()}
+        statuses = {site: self._status(site, said) for site, said in self._statuses.items()}
         warnings = [
             f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
             for site in sorted(self._unobservable)
         ]
-        flat = [str(site) for site, status in statuses.items() if status == "zero-gradient"]
-        if flat:
-            warnings.append(
-                f"{', '.join(flat)}: the score's gradient is zero at every position of the picture"
-            )
+        for status, words in _FLAT.items():
+            sites = [str(site) for site, found in statuses.items() if found == status]
+            if sites:
+                warnings.append(f"{', '.join(sites)}: {words}")
         lines = (
             f"layer {self._chosen_by_default} (the last one with a spatial output that the score depends on)",
         )
@@ -125,6 +133,16 @@ class GradcamTask:
         logits = logits_of(output)
         return [score_objective(spec, spec.classes(logits)) for spec in self._specs]
 
+    def _status(self, site: Site, said: set[str]) -> str:
+        """The layer's status over all its maps: broken where one is, flat only where all are."""
+        if "non-finite" in said:
+            return "non-finite"
+        if site in self._unobservable:
+            return "undefined"
+        if site in self._without_path and said == {"zero-gradient"}:
+            return "no-grad-path"
+        return "zero-gradient" if said == {"zero-gradient"} else "ok"
+
     def _made(self) -> CamProbe:
         assert self._probe is not None, "choose() comes first"
         return self._probe
@@ -134,7 +152,3 @@ def _allowed(subject: Subject, exclude: Sequence[str]) -> dict[Site, OutputInfo]
     """What is known of the sites that the default layer may be chosen from."""
     names = set(select(subject.model, ("**", ROOT), exclude).names)
     return {site: info for site, info in subject.outputs.items() if site.layer in names}
-
-
-def _site_status(status: str) -> str:
-    return status if status in ("zero-gradient", "non-finite") else "ok"

@@ -12,7 +12,7 @@ from hookscope.artifacts import Heat, Tiles
 from hookscope.cam.targets import class_index
 from hookscope.errors import NothingMeasured, UsageError
 from hookscope.gradreport import GradReport, grad_report
-from hookscope.layers import Selection, Status, select
+from hookscope.layers import Selection, Site, Status, select
 from hookscope.losses import LossFunction, loss_function, loss_objective
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.runner import Objective
@@ -51,6 +51,7 @@ class GradnormTask:
         self._probe: GradNormProbe | None = None
         self._selection = Selection(())
         self._labels = ""
+        self._unobservable: frozenset[Site] = frozenset()
 
     def select(self, subject: Subject) -> Selection:
         self._subject = subject
@@ -71,6 +72,7 @@ class GradnormTask:
 
     def collect(self, done: Pass, batch: Batch) -> Iterable[Tiles | Heat]:
         self._made().finish_batch(done.sites, done.values["loss"])
+        self._unobservable |= done.unobservable
         return ()
 
     def conclude(self) -> Conclusion:
@@ -88,6 +90,10 @@ class GradnormTask:
             documents={"gradnorm.png": plot(report)},
             statuses={row.site: row.status for row in report.layers},
             findings=tuple(self._findings(report)),
+            warnings=tuple(
+                f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
+                for site in sorted(self._unobservable)
+            ),
             lines=lines(report, loss),
         )
 
@@ -114,7 +120,7 @@ class GradnormTask:
         known = {layer.name: layer.status or Status.OK for layer in self._subject.layers}
         called = frozenset(name for name, status in known.items() if status is not Status.NOT_CALLED)
         statuses = {name: status for name, status in known.items() if name in chosen}
-        return grad_report(self._made(), self._subject.model, statuses, called)
+        return grad_report(self._made(), self._subject.model, statuses, called, self._unobservable)
 
     def _findings(self, report: GradReport) -> Iterable[Finding]:
         limit = self._options.max_norm
