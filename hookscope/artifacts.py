@@ -70,7 +70,7 @@ class Heat:
 
     `values`: (h, w) float32 at the layer's resolution, the raw scale kept; `method` says how it was made.
     `target`: the class it explains, `None` where it explains none.
-    `minimum`, `maximum`: over the finite values.
+    `minimum`, `maximum`: over the finite values; of a `negative-only` map before its ReLU.
     """
 
     kind: str

@@ -43,7 +43,8 @@ class ParamGrad:
 class LayerGrad:
     """The gradients at one call of a layer: of its output, and the total at all that it received.
 
-    `input_grad_total` counts every use of the input, not only the one through this layer. `depth` is the
+    `input_grad_total` counts every use of the input, not only the one through this layer; `None` where the input
+    needs no gradient, as the picture itself. `depth` is the
     position in the order in which calls ended, `None` for a layer that was never called. `parameter_grad_norm`
     is over the layer's own parameters, without those of the layers inside it.
     """

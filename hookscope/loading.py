@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -29,15 +28,10 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures of one size, in order, and the failures met since the last batch. `x`: (N, C, H, W) float32."""
+    """Pictures of one size, in order, and the failures met since the last batch."""
 
     items: tuple[Item, ...]
     failures: tuple[tuple[ImageRef, ImageFailure], ...]
-
-    @property
-    def x(self) -> Tensor:
-        """The pictures stacked."""
-        return torch.stack([item.tensor for item in self.items])
 
 
 def default_workers() -> int:

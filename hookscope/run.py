@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookscope.artifacts import Heat, Tiles
@@ -25,7 +24,15 @@ from hookscope.loading import Batch, batches, default_workers
 from hookscope.models import LoadedModel
 from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import Manifest
-from hookscope.output.writers import PictureOptions, Place, write, write_document, write_summary, write_table
+from hookscope.output.writers import (
+    PictureOptions,
+    Place,
+    Writing,
+    prepared,
+    write_document,
+    write_summary,
+    write_table,
+)
 from hookscope.records import failure_record, layer_records, model_record, top_records, versions
 from hookscope.runner import Objective, Pass, Runner, list_layers, running
 from hookscope.tasks import Conclusion, Subject, Task
@@ -76,14 +83,12 @@ def execute(job: Job) -> Report:
     Raises:
         HookscopeError: the run cannot go on; what was already written stays, with its journal.
     """
-    job.out.check()
     _selections(job)
     return _Run(job).execute()
 
 
 def plan(job: Job) -> Report:
     """What `execute` would do, without running the model or writing anything (`--dry-run`)."""
-    job.out.check()
     selections = _selections(job)
     chosen = {name for selection in selections for name in selection.names}
     modules = modules_by_name(job.loaded.module)
@@ -205,20 +210,19 @@ class _Run:
         self._begin()
         for task in self.tasks:
             for artefact in task.collect(done, batch):
-                writers.submit(self._write, task, artefact, batch)
+                writers.submit(self._prepared(task, artefact, batch))
         writers.settle()
         self.job.progress(len(self.images), len(self.job.found.refs))
 
     def _entering(self, batch: Batch) -> Tensor:
-        loaded = self.job.loaded
-        layout = torch.channels_last if loaded.channels_last else torch.contiguous_format
-        return batch.x.to(loaded.device, loaded.dtype, memory_format=layout)
+        return self.job.loaded.batch([item.tensor for item in batch.items])
 
-    def _write(self, task: Task, artefact: Tiles | Heat, batch: Batch) -> None:
+    def _prepared(self, task: Task, artefact: Tiles | Heat, batch: Batch) -> Writing:
+        """The writing of an artefact: its name is given out now, in order, and its files are made by any thread."""
         item = batch.items[artefact.image]
         folder = f"{task.name}/{item.ref.key}" if len(self.job.tasks) > 1 else item.ref.key
         place = Place(folder, item.ref.path, item.picture, item.view)
-        write(self.job.out, artefact, place, self.job.drawing[task.name].picture)
+        return prepared(self.job.out, artefact, place, self.job.drawing[task.name].picture)
 
     def _record_failures(self, batch: Batch) -> None:
         for ref, failure in batch.failures:

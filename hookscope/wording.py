@@ -33,3 +33,8 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def folded(name: str) -> str:
+    """The spelling by which class names are compared: case, `_` for a space, and runs of spaces do not count."""
+    return " ".join(name.replace("_", " ").casefold().split())

@@ -2,8 +2,8 @@
 
     python tests/bench.py [ROW...]      rows by name, all by default
 
-Every ratio compares runs that take turns, so that a busy machine slows both. A row fails (exit 1) where a
-ratio misses what it must reach; a peer that is not installed is left out and said so.
+Every ratio is the median over pairs of runs side by side, so that a machine whose speed drifts slows both. A row
+fails (exit 1) where a ratio misses what it must reach; a peer that is not installed is left out and said so.
 """
 
 from __future__ import annotations
@@ -45,16 +45,41 @@ class Line:
         return self.ratio <= self.limit if self.at_most else self.ratio >= self.limit
 
 
-def alternately(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """The median seconds of each function over rounds in which they take turns, after one round to warm up."""
-    times: list[list[float]] = [[] for _ in functions]
-    for round_number in range(rounds + 1):
-        for function, seen in zip(functions, times, strict=True):
-            start = time.perf_counter()
-            function()
-            if round_number:
-                seen.append(time.perf_counter() - start)
-    return [statistics.median(seen) for seen in times]
+@dataclass(frozen=True)
+class Compared:
+    """Seconds of one function, and how many times the base's seconds that is."""
+
+    seconds: float
+    ratio: float
+
+
+def compared(rounds: int, base: Callable[[], object], *others: Callable[[], object]) -> list[Compared]:
+    """Each function against the base, by the median over rounds of the ratio of two runs side by side.
+
+    The machine's speed drifts: only what ran within the same second is comparable. Who goes first takes turns.
+    """
+    base()
+    for other in others:
+        other()
+    results = []
+    for other in others:
+        pairs = []
+        for number in range(rounds):
+            if number % 2:
+                base_s, other_s = seconds(base), seconds(other)
+            else:
+                other_s, base_s = seconds(other), seconds(base)
+            pairs.append((base_s, other_s))
+        ratio = statistics.median(other_s / base_s for base_s, other_s in pairs)
+        results.append(Compared(statistics.median(other_s for _, other_s in pairs), ratio))
+    return results
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 def resnet50(*, channels_last: bool) -> torch.nn.Module:
@@ -125,15 +150,13 @@ def gradcam_row(*, as_readme: bool) -> list[Line]:
     def ours() -> None:
         hookscope.gradcam(model, ours_x, layers="layer4", targets=targets)
 
-    seconds = alternately(9, bare, ours, *theirs.values())
-    bare_s, ours_s, *their_s = seconds
-    per_image = f"{ours_s / 16e-3:.1f} ms an image, bare {bare_s / 16e-3:.1f}"
-    lines = [] if as_readme else [Line("Grad-CAM / bare forward", ours_s / bare_s, 1.10, True, per_image)]
+    (floor,) = compared(11, bare, ours)
+    per_image = f"{floor.seconds / 16e-3:.1f} ms an image"
+    lines = [] if as_readme else [Line("Grad-CAM / bare forward", floor.ratio, 1.10, True, per_image)]
     limits = {"grad-cam": 4.0, "torchcam": 1.4 if as_readme else 1.1, "captum": 1.4 if as_readme else 1.1}
-    for name, took in zip(theirs, their_s, strict=True):
-        lines.append(
-            Line(f"{name} / Grad-CAM", took / ours_s, limits[name], False, f"{took / 16e-3:.1f} ms an image")
-        )
+    for name, found in zip(theirs, compared(7, ours, *theirs.values()), strict=True):
+        took = f"{found.seconds / 16e-3:.1f} ms an image"
+        lines.append(Line(f"{name} / Grad-CAM", found.ratio, limits[name], False, took))
     return lines
 
 
@@ -158,7 +181,7 @@ def saved_row() -> list[Line]:
         for name, run in peers(model, x, targets).items():
             saved.clear()
             run()
-            lines.append(Line(f"MiB saved by {name}", sum(saved.values()), 0.0, False))
+            lines.append(Line(f"MiB saved by {name}", sum(saved.values()), 100.0, False))
     return lines
 
 
@@ -219,8 +242,8 @@ def gradnorm_row() -> list[Line]:
     def ours() -> None:
         hookscope.gradnorm(model, x, targets)
 
-    bare_s, ours_s = alternately(5, bare, ours)
-    return [Line("gradnorm / bare forward and backward", ours_s / bare_s, 1.25, True, f"{ours_s:.2f} s")]
+    (found,) = compared(11, bare, ours)
+    return [Line("gradnorm / bare forward and backward", found.ratio, 1.25, True, f"{found.seconds:.2f} s")]
 
 
 def help_row() -> list[Line]:
@@ -262,9 +285,9 @@ def script_row() -> list[Line]:
             f"{folder}/out",
             "--overwrite",
         ]
-        theirs_s, ours_s = alternately(7, lambda: shell(script), lambda: shell(ours))
-    detail = f"{ours_s:.2f} s against {theirs_s:.2f}"
-    return [Line("gradcam demo cat.png / ten-line script", ours_s / theirs_s, 1.15, True, detail)]
+        (found,) = compared(11, lambda: shell(script), lambda: shell(ours))
+    detail = f"{found.seconds:.2f} s"
+    return [Line("gradcam demo cat.png / ten-line script", found.ratio, 1.15, True, detail)]
 
 
 LOOP = """
@@ -359,12 +382,16 @@ def shell(command: Sequence[str]) -> None:
 
 
 def shell_seconds(command: Sequence[str]) -> float:
-    return alternately(5, lambda: shell(command))[0]
+    shell(command)
+    return statistics.median(seconds(lambda: shell(command)) for _ in range(5))
 
 
 def environment() -> dict[str, str]:
     root = str(Path(__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    found = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    # An installed package is compiled once; so must this be.
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
+    return found
 
 
 @contextmanager

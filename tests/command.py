@@ -65,7 +65,29 @@ def killed(): return AtPicture(lambda: os.kill(os.getpid(), signal.SIGKILL))
 def not_a_model(): return 7
 def chatty():
     print("hello from the model")
-    return Net()
+    return Talking()
+
+class Talking(Net):
+    def forward(self, x):
+        print("hello from forward")
+        return super().forward(x)
+
+def hooked():
+    net = Net()
+    net.conv.register_forward_hook(lambda *seen: print("hello from a hook"))
+    return net
+
+def talking_loss(output, targets):
+    print("hello from the loss")
+    return brier(output, targets)
+
+class TwoCases(Net):
+    """Two layers whose names differ in case alone."""
+    def __init__(self):
+        super().__init__()
+        self.Conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x): return super().forward(x) + self.Conv(x).mean((2, 3))[:, :3]
 
 def brier(output, targets): return ((output.softmax(1) - nn.functional.one_hot(targets, 3)) ** 2).sum(1).mean()
 number = 7

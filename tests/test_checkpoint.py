@@ -15,12 +15,17 @@ from torch import nn
 
 from hookscope.errors import ModelError
 from hookscope.models import checkpoint
-from hookscope.models.checkpoint import PREFIXES, WRAPPERS, class_count, fit, peel, read_state_dict
+from hookscope.models.checkpoint import PREFIXES, WRAPPERS, check, class_count, peel, read_state_dict
 
 
 def net(classes=3, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, classes))
+
+
+def fit(raw, expected, origin="the weights"):
+    """What a file's content comes to for a model: peeled, then checked."""
+    return check(peel(raw, expected), expected, origin)
 
 
 def same(left, right):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer
 from command import HOSTILE, Shell, assert_journal, assert_whole, manifest, picture, strict_json, tree
 
+import hookscope
+from hookscope.cli import talk
 from hookscope.cli.app import app, main
 from hookscope.models import list_models
 
@@ -134,6 +138,8 @@ JSON_LINES = {
     "gradcam": "gradcam net.py:build pics",
     "gradnorm": "gradnorm net.py:build pics",
     "chatty-model": "gradcam net.py:chatty pics",
+    "chatty-hook": "featuremaps net.py:hooked pics",
+    "chatty-loss": "gradnorm net.py:build pics --loss net.py:talking_loss",
     "not-finite": "gradcam net.py:NotFinite pics -l conv -t 0",
     "bad-picture": "gradcam net.py:build pics missing.png",
     "quiet": "gradcam net.py:build pics -q",
@@ -147,6 +153,38 @@ def test_json_is_the_manifest_and_nothing_else(shell, line):
     assert done.code == (4 if "missing" in line else 0)
     assert done.out == Path("out/manifest.json").read_text()
     strict_json(done.out)
+
+
+CHATTY = {
+    "model": ("gradcam net.py:chatty pics", ["hello from the model", "hello from forward"]),
+    "hook": ("featuremaps net.py:hooked pics", ["hello from a hook"]),
+    "loss": ("gradnorm net.py:build pics --loss net.py:talking_loss", ["hello from the loss"]),
+    "layers": ("layers net.py:chatty pics/0.png", ["hello from the model", "hello from forward"]),
+    "dry-run": ("gradcam net.py:chatty pics --dry-run", ["hello from the model"]),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), CHATTY.values(), ids=CHATTY)
+@pytest.mark.parametrize("how", ["", "--json"], ids=["words", "json"])
+def test_what_the_users_own_code_prints_is_no_result(shell, line, said, how):
+    done = shell(f"{line} {how}")
+    assert done.code == 0
+    assert done.out
+    assert "hello" not in done.out
+    assert all(words in done.err for words in said)
+
+
+def test_layers_whose_names_differ_in_case_get_the_same_files_each_time(shell):
+    line = "featuremaps net.py:TwoCases pics --overlay --raw -q --overwrite -o out"
+    found = []
+    for _ in range(6):
+        assert shell(line).code == 0
+        found.append([(record["layer"], record["path"]) for record in manifest("out")["artifacts"]])
+    assert all(again == found[0] for again in found)
+    number = {
+        layer: {("-2" in path) for name, path in found[0] if name == layer} for layer in ("conv", "Conv")
+    }
+    assert number == {"conv": {False}, "Conv": {True}}
 
 
 def test_numbers_that_are_not_finite_are_words_in_the_manifest(shell):
@@ -199,6 +237,12 @@ def test_layers_as_json(shell):
     assert set(record) == KEYS
     assert record["command"] == "layers"
     assert record["patterns"] == {"type:*d": ["conv"]}
+    expected = {
+        "model": "net.py:build", "image": None, "input_size": "3x8x8", "layer": ["type:*d"], "exclude": [],
+        "weights": "default", "precision": "fp32", "device": "auto", "seed": 0, "resize": None, "mean": None,
+    }  # fmt: skip
+    assert expected.items() <= record["options"].items()
+    assert "workers" not in record["options"]
     assert [(row["layer"], row["calls"], row["shape"], row["parameters"]) for row in record["layers"]] == [
         ("conv", 1, [1, 4, 6, 6], 112)
     ]
@@ -425,16 +469,90 @@ def test_errors_are_coloured_for_a_terminal_that_takes_it(shell, monkeypatch, no
     assert "unknown model 'nope'" in screen.getvalue()
 
 
-def test_a_bar_is_drawn_on_a_terminal_after_a_second(shell, monkeypatch):
-    from hookscope.cli import talk
+class _Clock:
+    """A timer that strikes when it is told to."""
 
-    screen = _Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    monkeypatch.setattr(talk, "_PATIENCE_S", 0.0)
-    assert main(["gradcam", "net.py:build", "pics", "-q"]) == 0
+    def __init__(self, seconds, function):
+        self.seconds, self.strike, self.daemon = seconds, function, False
+
+    def start(self):
+        started.append(self)
+
+    def cancel(self):
+        started.remove(self) if self in started else None
+
+
+started: list[_Clock] = []
+
+
+def watched(monkeypatch):
+    """A terminal for stderr, and clocks that the test strikes; in the test itself, as pytest puts its own there."""
+    started.clear()
+    made = _Terminal()
+    monkeypatch.setattr("sys.stderr", made)
+    monkeypatch.setattr(talk.threading, "Timer", _Clock)
+    return made
+
+
+def test_a_bar_appears_after_a_second_and_is_wiped_at_the_end(monkeypatch):
+    screen = watched(monkeypatch)
+    with talk.ProgressBar(quiet=False) as bar:
+        (clock,) = started
+        assert clock.seconds == 1
+        assert clock.daemon
+        bar.update("pictures", 0, 8)
+        assert screen.getvalue() == ""
+        clock.strike()
+        assert "pictures" in screen.getvalue()
+        bar.update("pictures", 8, 8)
+    assert screen.getvalue().endswith(("\033[2K", "\033[1A\033[2K"))
+    assert "8/8" in screen.getvalue()
+    assert not started
+
+
+def test_a_run_that_ends_sooner_draws_nothing_however_late_the_clock(monkeypatch):
+    screen = watched(monkeypatch)
+    with talk.ProgressBar(quiet=False) as bar:
+        (clock,) = started
+        bar.update("pictures", 1, 8)
+    clock.strike()
+    assert not started
     assert screen.getvalue() == ""
-    assert main(["gradcam", "net.py:build", "pics", "--batch-size", "1"]) == 0
-    assert "pictures" in screen.getvalue()
+
+
+def test_before_anything_is_known_the_bar_says_loading(monkeypatch):
+    screen = watched(monkeypatch)
+    with talk.ProgressBar(quiet=False):
+        started[0].strike()
+    assert "loading" in screen.getvalue()
+    assert "pictures" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("quiet", [True, False], ids=["quiet", "no-terminal"])
+def test_no_bar_where_nobody_looks(monkeypatch, quiet):
+    watched(monkeypatch)
+    if not quiet:
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+    with talk.ProgressBar(quiet=quiet) as bar:
+        bar.update("pictures", 1, 8)
+        assert not started
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gradcam net.py:build pics/0.png -o out",
+        "layers net.py:build",
+        "gradcam net.py:build pics -o out --json",
+    ],
+    ids=["one-picture", "layers", "json"],
+)
+def test_every_command_that_runs_a_model_has_a_bar(shell, monkeypatch, line):
+    screen = watched(monkeypatch)
+    monkeypatch.setattr(_Clock, "start", lambda clock: clock.strike())
+    assert main(line.split()) == 0
+    assert "loading" in screen.getvalue()
+    assert ("pictures" in screen.getvalue()) is ("layers" not in line)
 
 
 def test_text_that_the_terminal_cannot_show_is_escaped(shell, monkeypatch):
@@ -454,7 +572,17 @@ def test_help_is_printed_on_stdout(shell, command):
     assert "Usage: hookscope" in done.out
 
 
-def test_the_version_is_printed(shell):
-    import hookscope
+def test_every_flag_that_anything_names_exists():
+    named: dict[str, str] = {}
+    for path in Path(hookscope.__file__).parent.rglob("*.py"):
+        named |= dict.fromkeys(re.findall(r"(?<![-\w])--[a-z][a-z-]*", path.read_text("utf-8")), path.name)
+    commands = typer.main.get_command(app)
+    known = {"--help", "--version"} | {
+        flag for command in commands.commands.values() for option in command.params for flag in option.opts
+    }
+    assert len(named) > 20
+    assert {flag: file for flag, file in named.items() if flag not in known} == {}
 
+
+def test_the_version_is_printed(shell):
     assert shell("--version").out == f"hookscope {hookscope.__version__}\n"

@@ -76,7 +76,12 @@ FAILURES = {
     "nothing-to-explain": ("gradcam net.py:Detached pics -o out", 5, "gradient is zero at every spatial", "name a"),
     "place-is-a-file": ("gradcam net.py:build pics -o net.py", 6, "'net.py' is not a directory", "-o"),
     "place-is-below-a-file": ("gradcam net.py:build pics -o net.py/out", 6, "net.py' is not a directory", "-o"),
-    "interrupted": ("gradcam net.py:stopped bright.png -o out", 130, "interrupted", ".hookscope.jsonl"),
+    "interrupted-before-a-file": ("gradcam net.py:stopped bright.png -o out", 130, "interrupted", ""),
+    "interrupted": (
+        "gradcam net.py:stopped pics bright.png --batch-size 1 -l net.conv -o out", 130, "interrupted",
+        "hint: what was finished is kept in out and listed in its .hookscope.jsonl",
+    ),
+    "interrupted-listing": ("layers net.py:stopped bright.png", 130, "interrupted", ""),
 }  # fmt: skip
 
 
@@ -93,6 +98,7 @@ def test_a_failure_is_two_lines_on_stderr_and_a_code(shell, line, code, message,
         assert done.out == ""
         assert hint in (lines[1:] or [""])[0]
         assert all(text.startswith("hint: ") for text in lines[1:])
+    assert (".hookscope.jsonl" in done.err) is Path("out/.hookscope.jsonl").exists()
 
 
 DRY = [
@@ -212,6 +218,19 @@ def _listed(code):
     if code == 130:
         return assert_journal("out")  # not a temporary file is left
     return set(tree("out"))
+
+
+def test_a_print_that_nobody_reads_does_not_end_the_model(shell):
+    words = "gradcam net.py:chatty pics --batch-size 1 -q -o out"
+    with subprocess.Popen(
+        [sys.executable, "-m", "hookscope", *words.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    ) as process:
+        process.stdout.close()
+    assert process.returncode == 0
+    assert_whole("out")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torchvision.models._api import WeightsEnum
 
 from hookscope.errors import ModelError, UsageError
 from hookscope.images import decode
-from hookscope.models import list_models, load_model, parse_model_arg, resolve_device, zoo
+from hookscope.models import download, list_models, load_model, parse_model_arg, resolve_device, zoo
 from hookscope.models.demo import ASSETS, WEIGHTS_FILE
 
 DATA = Path(__file__).parent / "data" / "weights"
@@ -36,6 +36,7 @@ def offline(monkeypatch):
     def refuse(url, *args, **kwargs):
         raise urllib.error.URLError("no network in tests")
 
+    monkeypatch.setattr(download, "urlopen", refuse)
     monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
 
 
@@ -76,6 +77,9 @@ def test_what_is_said_of_the_bundled_model(demo):
     assert not any(part.training for part in demo.module.modules())
     assert demo.channels_last
     assert demo.module.features[0][0].weight.is_contiguous(memory_format=torch.channels_last)
+    x = demo.batch([torch.zeros(3, 8, 6)] * 2)
+    assert (x.shape, x.dtype) == ((2, 3, 8, 6), torch.float32)
+    assert x.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_half_precision_file_becomes_full_precision_values(demo):
@@ -304,6 +308,8 @@ def test_precision_converts(precision, dtype):
     loaded = load_model("squeezenet1_1", weights="none", precision=precision)
     assert loaded.dtype is dtype
     assert {value.dtype for value in loaded.module.parameters()} == {dtype}
+    x = loaded.batch([torch.ones(3, 8, 6)] * 2)
+    assert (x.shape, x.dtype) == ((2, 3, 8, 6), dtype)
 
 
 def test_an_unknown_precision():

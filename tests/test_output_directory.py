@@ -11,8 +11,9 @@ import pytest
 
 from hookscope.errors import ExitCode, OutputError
 from hookscope.output import journal
-from hookscope.output.directory import OutputDir, safe_name
+from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import Manifest
+from hookscope.output.names import safe_name
 
 MANIFEST = Manifest("gradcam", {"hookscope": "0"})
 

@@ -175,15 +175,6 @@ def test_names_follow_the_calls_and_not_the_threads(tmp_path):
         assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [((), ""), ((4,), "4"), ((0, 1, 2), "0-2"), ((0, 1, 5, 7, 8), "0-1,5,7-8"), ((5, 3), "5,3")],
-    ids=["none", "one", "run", "mixed", "by-rank"],
-)
-def test_ranges(numbers, text):
-    assert writers.ranges(numbers) == text
-
-
 @pytest.mark.parametrize("kind", encode.FORMATS)
 def test_pictures_read_back(kind):
     picture = Image.effect_noise((40, 30), 5).convert("P")

@@ -111,8 +111,9 @@ def test_one_channel_is_grey():
 
 def test_other_channels_are_refused_only_when_a_picture_comes():
     preprocess = Preprocess.plain(4)
-    with pytest.raises(ModelError, match="4 channels"):
+    with pytest.raises(ModelError, match="4 channels") as caught:
         preprocess.tensor(noise(2, 2))
+    assert "hookscope.feature_maps(model, x, layers)" in caught.value.hint
 
 
 def test_overrides_by_hand():

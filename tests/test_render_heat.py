@@ -159,6 +159,37 @@ def test_trouble_is_written_on_both_pictures_and_nothing_is_tinted(status, monke
     assert TROUBLE[status] in heads[0].lines
 
 
+NAN = float("nan")
+PROBED = {
+    # As a probe hands them over: the values after their ReLU, the range of a negative map before it.
+    MapStatus.BLANK: ([[0, 0]], (0.0, 0.0), ("values 0 .. 0", "blank: all values are zero")),
+    MapStatus.NEGATIVE_ONLY: ([[0, 0]], (-2.5, -0.0), ("negative only: no value above zero (-2.5 .. 0)",)),
+    MapStatus.ZERO_GRADIENT: (
+        [[0, 0]],
+        (0.0, 0.0),
+        ("values 0 .. 0", "zero gradient: the score does not depend on this layer"),
+    ),
+    MapStatus.NON_FINITE: ([[NAN, NAN]], (NAN, NAN), ("non-finite: 2 of 2 values",)),
+    MapStatus.UNDEFINED: ([[NAN, NAN]], (NAN, NAN), ("undefined: gradcam gives no map here",)),
+    MapStatus.OK: ([[0, 2]], (0.0, 2.0), ("values 0 .. 2",)),
+}
+
+
+@pytest.mark.parametrize("status", PROBED, ids=str)
+def test_words_for_what_a_probe_hands_over(status, monkeypatch):
+    values, (low, high), lines = PROBED[status]
+    map_ = Heat("gradcam", 0, Site("conv"), "gradcam", np.array(values, np.float32), low, high, status)
+    heads, labels = [], []
+    compose = sheet.compose
+    monkeypatch.setattr(sheet, "compose", lambda head, *rest: heads.append(head) or compose(head, *rest))
+    heat.draw(map_, title="cat.png", cmap="viridis", size=(40, 20))
+    assert heads[0].lines == ("cat.png", "gradcam · 1 × 2", *lines)
+    assert heads[0].high == ("2" if status is MapStatus.OK else "no positive value")
+    monkeypatch.setattr(overlay, "_labelled", lambda picture, words: labels.append(words) or picture)
+    tint(map_)
+    assert labels == list(lines[-1:] if status is not MapStatus.OK else [])
+
+
 def test_label_on_a_tiny_picture_keeps_its_size():
     view = View((20, 16), (0, 0, 20, 16), (32, 32))
     assert tint(make([[0.0]], MapStatus.BLANK), Image.new("RGB", (20, 16)), view).shape == (16, 20, 3)

@@ -13,6 +13,7 @@ from hookscope.artifacts import Target
 from hookscope.errors import UsageError, near_misses
 from hookscope.nested import tensors_in
 from hookscope.runner import Objective
+from hookscope.wording import folded
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,8 @@ def class_index(label: str, categories: Sequence[str] | None) -> int:
         raise UsageError(
             f"target {label!r} is a name and the model's class names are unknown", "--labels FILE, or an id"
         )
-    wanted = _folded(label)
-    found = [index for index, name in enumerate(categories) if _folded(name) == wanted]
+    wanted = folded(label)
+    found = [index for index, name in enumerate(categories) if folded(name) == wanted]
     if len(found) > 1:
         ids = ", ".join(map(str, found))
         raise UsageError(f"target {label!r} names {len(found)} classes: {ids}", "give the id")
@@ -181,7 +182,3 @@ def class_index(label: str, categories: Sequence[str] | None) -> int:
             f"no class is called {label!r}", near_misses(label, categories) or "top1, top:K, an id or a label"
         )
     return found[0]
-
-
-def _folded(name: str) -> str:
-    return name.replace("_", " ").casefold().strip()

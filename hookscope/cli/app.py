@@ -10,6 +10,7 @@ import typer
 
 import hookscope
 from hookscope.cli import commands, talk
+from hookscope.cli.collecting import as_a_guest
 from hookscope.cli.flags import with_groups
 from hookscope.errors import ExitCode, HookscopeError
 
@@ -46,7 +47,11 @@ for _command in commands.COMMANDS:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; prints errors, never raises one."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    with as_a_guest(arguments is not None):
+        return _code(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _code(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         code = _invoke(arguments)
@@ -75,7 +80,7 @@ def _ended(error: BaseException) -> int:
         talk.complain("error", error.message, error.hint)
         return int(error.exit_code)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        talk.complain("error", "interrupted", "what was finished is kept and listed in .hookscope.jsonl")
+        talk.complain("error", "interrupted", " ".join(getattr(error, "__notes__", ())))
         return int(ExitCode.INTERRUPTED)
     if isinstance(error, SystemExit):
         if isinstance(error.__context__, BrokenPipeError):  # rich, while it prints a help text

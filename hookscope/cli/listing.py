@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookscope.cli import talk
+from hookscope.cli.collecting import uncollected
 from hookscope.cli.flags import LayerFlags, ModelFlags, PreprocessFlags, RunFlags, TalkFlags
-from hookscope.cli.session import load
+from hookscope.cli.session import load, parsed_size, resolved_options
 from hookscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,27 +34,36 @@ def list_command(
     talking: TalkFlags,
 ) -> int:
     """List the layers and return the exit code."""
-    from hookscope.layers import all_names, select
-    from hookscope.runner import list_layers
-
     if image is not None and input_size is not None:
         raise UsageError("both a picture and --input-size are given", "give one of them")
-    loaded = load(model, weights, preprocess, run.seed)
-    patterns: dict[str, Any] = {}
-    chosen = set(all_names(loaded.module))
-    if layers.layer or layers.exclude:
-        selection = select(loaded.module, layers.layer or ("**",), layers.exclude)
-        chosen, patterns = set(selection.names), selection.resolved
-    x = _input(loaded, image, input_size)
-    found = list_layers(loaded.module, None if talking.dry_run else x)
-    found = [info for info in found if info.name in chosen]
+    with talk.only_results_on_stdout(), talk.ProgressBar(quiet=talking.quiet) as bar:
+        with uncollected():
+            from hookscope.runner import list_layers
+
+            loaded = load(model, weights, preprocess, run.seed, bar)
+        names, patterns = _chosen(loaded, layers)
+        x = _input(loaded, image, input_size)
+        found = list_layers(loaded.module, None if talking.dry_run else x)
+    found = [info for info in found if info.name in names]
     for warning in () if talking.quiet else loaded.warnings:
         talk.complain("warning", warning)
     if talking.as_json:
-        talk.say_json(_manifest(loaded, found, patterns, model, image, input_size))
+        asked = {"model": model, "image": image, "input_size": input_size}
+        options = resolved_options(layers, weights, preprocess, run) | asked
+        talk.say_json(_manifest(loaded, found, patterns, options))
     elif not talking.quiet:
         talk.print_table(_COLUMNS, [_cells(info) for info in found])
     return 0
+
+
+def _chosen(loaded: LoadedModel, flags: LayerFlags) -> tuple[set[str], dict[str, Any]]:
+    """Names of the layers to list, and what each pattern resolved to."""
+    from hookscope.layers import all_names, select
+
+    if not flags.layer and not flags.exclude:
+        return set(all_names(loaded.module)), {}
+    selection = select(loaded.module, flags.layer or ("**",), flags.exclude)
+    return set(selection.names), dict(selection.resolved)
 
 
 def _input(loaded: LoadedModel, image: str | None, input_size: str | None) -> Tensor:
@@ -62,19 +72,12 @@ def _input(loaded: LoadedModel, image: str | None, input_size: str | None) -> Te
     from hookscope.images import decode
 
     if image is not None:
-        x = loaded.preprocess.tensor(decode(Path(image), image))
-    else:
-        x = torch.zeros(_parsed_size(input_size, loaded.input_size) if input_size else loaded.input_size)
-    layout = torch.channels_last if loaded.channels_last else torch.contiguous_format
-    return x[None].to(loaded.device, loaded.dtype, memory_format=layout)
-
-
-def _parsed_size(text: str, default: tuple[int, int, int]) -> tuple[int, ...]:
-    parts = text.lower().split("x")
-    if len(parts) not in (2, 3) or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--input-size {text!r} is not a size", "HEIGHTxWIDTH or CHANNELSxHEIGHTxWIDTH")
-    size = tuple(map(int, parts))
-    return size if len(size) == 3 else (default[0], *size)
+        return loaded.batch([loaded.preprocess.tensor(decode(Path(image), image))])
+    size: tuple[int, ...] = loaded.input_size
+    if input_size is not None:
+        hint = "HEIGHTxWIDTH or CHANNELSxHEIGHTxWIDTH"
+        size = (size[0], *parsed_size("--input-size", input_size, (2, 3), hint))[-3:]
+    return loaded.batch([torch.zeros(size)])
 
 
 def _cells(info: LayerInfo) -> tuple[str, ...]:
@@ -89,12 +92,7 @@ def _cells(info: LayerInfo) -> tuple[str, ...]:
 
 
 def _manifest(
-    loaded: LoadedModel,
-    found: list[LayerInfo],
-    patterns: dict[str, Any],
-    model: str,
-    image: str | None,
-    input_size: str | None,
+    loaded: LoadedModel, found: list[LayerInfo], patterns: dict[str, Any], options: dict[str, Any]
 ) -> Any:
     from hookscope.output.manifest import Manifest
     from hookscope.records import layer_records, model_record, versions
@@ -107,7 +105,7 @@ def _manifest(
         command="layers",
         versions=versions(),
         model=model_record(loaded),
-        options={"model": model, "image": image, "input_size": input_size},
+        options=options,
         patterns=patterns,
         layers=[record | extra[info.name] for info in found for _, record in layer_records(info)],
         warnings=loaded.warnings,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookscope.cli import talk
+from hookscope.cli.collecting import uncollected
 from hookscope.cli.flags import (
     LayerFlags,
     ModelFlags,
@@ -18,7 +20,7 @@ from hookscope.cli.flags import (
     RunFlags,
     TalkFlags,
 )
-from hookscope.errors import ExitCode, UsageError
+from hookscope.errors import UsageError
 from hookscope.wording import counted, listed
 
 if TYPE_CHECKING:
@@ -55,18 +57,18 @@ def inspect(
     command: str, spec: str, images: Sequence[str] | None, shared: Shared, probes: dict[str, ProbeFlags]
 ) -> int:
     """Run the probes on the pictures and say how it went; returns the exit code."""
-    from hookscope.run import execute, plan
-
-    tasks = {name: flags.task(shared) for name, flags in probes.items()}
-    found_of = _finder(spec, images or (), shared.pictures)
-    with talk.ProgressBar(quiet=shared.talk.quiet or shared.talk.as_json) as bar:
-        job = _job(command, spec, images, shared, probes, tasks, found_of, bar)
-        report = plan(job) if shared.talk.dry_run else execute(job)
+    with talk.only_results_on_stdout(), talk.ProgressBar(quiet=shared.talk.quiet) as bar:
+        with uncollected():
+            job = _job(command, spec, images, shared, probes, bar)
+        bar.update("pictures", 0, len(job.found.refs))
+        report = _report(job, dry_run=shared.talk.dry_run)
     _tell(report, job, shared.talk)
     return int(report.exit_code)
 
 
-def load(spec: str, shared_model: ModelFlags, preprocess: PreprocessFlags, seed: int) -> LoadedModel:
+def load(
+    spec: str, shared_model: ModelFlags, preprocess: PreprocessFlags, seed: int, bar: talk.ProgressBar
+) -> LoadedModel:
     """The model that the flags describe; random weights come from the seed."""
     import torch
 
@@ -84,6 +86,7 @@ def load(spec: str, shared_model: ModelFlags, preprocess: PreprocessFlags, seed:
         crop=_size("--crop", preprocess.crop),
         mean=_numbers("--mean", preprocess.mean),
         std=_numbers("--std", preprocess.std),
+        progress=bar.update,
     )
 
 
@@ -111,13 +114,13 @@ def _job(
     images: Sequence[str] | None,
     shared: Shared,
     probes: dict[str, ProbeFlags],
-    tasks: dict[str, Task],
-    found_of: Any,
     bar: talk.ProgressBar,
 ) -> Job:
     from hookscope.output.directory import OutputDir
     from hookscope.run import Job
 
+    tasks = [flags.task(shared) for flags in probes.values()]
+    found_of = _finder(spec, images or (), shared.pictures)
     out = shared.output.out
     if out == "":
         raise UsageError("--out '' names no directory", "an unset variable? . is the current directory")
@@ -126,29 +129,45 @@ def _job(
         place, command=command, overwrite=shared.output.overwrite, default_place=out is None
     )
     directory.check()
-    loaded = load(spec, shared.model, shared.preprocess, shared.run.seed)
+    loaded = load(spec, shared.model, shared.preprocess, shared.run.seed, bar)
     return Job(
         command=command,
         loaded=loaded,
         found=found_of(loaded),
-        tasks=tuple(tasks.values()),
+        tasks=tasks,
         out=directory,
         drawing={name: flags.drawing() for name, flags in probes.items()},
         options=_resolved(spec, images, shared, probes),
         batch_size=shared.run.batch_size,
         workers=shared.run.workers,
-        progress=bar.update,
+        progress=partial(bar.update, "pictures"),
     )
+
+
+def _report(job: Job, *, dry_run: bool) -> Report:
+    from hookscope.run import execute, plan
+
+    try:
+        return plan(job) if dry_run else execute(job)
+    except KeyboardInterrupt as stop:
+        if job.out.unfinished:
+            stop.add_note(f"what was finished is kept in {job.out.path} and listed in its .hookscope.jsonl")
+        raise
+
+
+def resolved_options(*groups: Any) -> dict[str, Any]:
+    """The flags of the groups by name; the number of threads, which does not bear on the numbers, is left out."""
+    options = {name: value for group in groups for name, value in asdict(group).items()}
+    options.pop("workers", None)
+    return options
 
 
 def _resolved(
     spec: str, images: Sequence[str] | None, shared: Shared, probes: dict[str, ProbeFlags]
 ) -> dict[str, Any]:
     """Every option that bears on the numbers; where they are written, and how much is said, does not."""
-    options: dict[str, Any] = {"model": spec, "images": list(images or ())}
-    for group in (shared.layers, shared.model, shared.preprocess, shared.pictures, shared.run):
-        options |= asdict(group)
-    del options["workers"]
+    groups = (shared.layers, shared.model, shared.preprocess, shared.pictures, shared.run)
+    options = resolved_options(*groups) | {"model": spec, "images": list(images or ())}
     own = {name: asdict(flags) for name, flags in probes.items()}  # type: ignore[call-overload]
     return options | (next(iter(own.values())) if len(own) == 1 else own)
 
@@ -201,13 +220,22 @@ def _tell_odd(artifacts: Sequence[Any]) -> None:
         talk.say(f"{counted(count, 'map')} {status}")
 
 
+def parsed_size(flag: str, text: str, counts: Sequence[int], hint: str) -> tuple[int, ...]:
+    """`224x320` as numbers above zero; how many there may be is one of `counts`.
+
+    Raises:
+        UsageError: it is anything else.
+    """
+    parts = text.lower().split("x")
+    if len(parts) not in counts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"{flag} {text!r} is not a size", hint)
+    return tuple(map(int, parts))
+
+
 def _size(flag: str, text: str | None) -> int | tuple[int, int] | None:
     if text is None:
         return None
-    parts = text.lower().split("x")
-    if len(parts) > 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"{flag} {text!r} is not a size", "N, or HEIGHTxWIDTH")
-    numbers = [int(part) for part in parts]
+    numbers = parsed_size(flag, text, (1, 2), "N, or HEIGHTxWIDTH")
     return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
@@ -221,6 +249,3 @@ def _numbers(flag: str, text: str | None) -> tuple[float, ...] | None:
     if not all(map(math.isfinite, numbers)):
         raise UsageError(f"{flag} {text!r} is not a list of numbers", "such as 0.485,0.456,0.406")
     return numbers
-
-
-__all__ = ["ExitCode", "ProbeFlags", "Shared", "inspect", "load"]

@@ -66,8 +66,25 @@ def top_line(record: Mapping[str, Any], count: int = 3) -> str:
 @contextmanager
 def only_results_on_stdout() -> Iterator[None]:
     """What the user's own code prints meanwhile, in any thread, goes to stderr."""
-    with redirect_stdout(sys.stderr):
+    aside: Any = _Aside()
+    with redirect_stdout(aside):
         yield
+
+
+class _Aside:
+    """Stderr in the place of stdout, silent once its reader has left: a `print` must not end the model."""
+
+    def write(self, text: str) -> int:
+        with _reader_may_leave(sys.stderr):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _reader_may_leave(sys.stderr):
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 class ProgressBar:
@@ -100,7 +117,7 @@ class ProgressBar:
                 self._bar.stop()
 
     def update(self, what: str, done: int, total: int | None) -> None:
-        """`done` of `total` are finished of what is being done now."""
+        """`done` of `total` are finished of what is being done now; `None`: nobody knows of how many."""
         with self._lock:
             self._state = {"description": what, "completed": done, "total": total}
             if self._bar is not None:

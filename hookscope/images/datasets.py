@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from hookscope.errors import UsageError, near_misses
 from hookscope.images.decoding import reason
 from hookscope.images.finding import Found, Search, is_hidden
+from hookscope.wording import folded
 
 
 def find_dataset(directory: str, categories: Sequence[str] | None, limit: int | None = None) -> Found:
@@ -67,8 +68,8 @@ def _labels(directory: str, folders: Sequence[str], categories: Sequence[str]) -
 def _by_label(directory: str, folders: Sequence[str], categories: Sequence[str]) -> dict[str, int]:
     indices: dict[str, list[int]] = {}
     for index, label in enumerate(categories):
-        indices.setdefault(_spelling(label), []).append(index)
-    meant = {name: indices[_spelling(name)] for name in folders if _spelling(name) in indices}
+        indices.setdefault(folded(label), []).append(index)
+    meant = {name: indices[folded(name)] for name in folders if folded(name) in indices}
     for name, classes in meant.items():
         if len(classes) > 1:
             listed = ", ".join(map(str, classes))
@@ -89,7 +90,3 @@ def _unknown_folders(directory: str, odd: Sequence[str], categories: Sequence[st
 
 def _is_id(name: str) -> bool:
     return name.isascii() and name.isdecimal()
-
-
-def _spelling(label: str) -> str:
-    return " ".join(label.replace("_", " ").casefold().split())

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from hookscope.errors import ModelError
 from hookscope.models.checkpoint_file import SUFFIXES, read_state_dict
 
-__all__ = ["SUFFIXES", "Peeled", "check", "class_count", "fit", "peel", "read_state_dict"]
+__all__ = ["SUFFIXES", "Peeled", "check", "class_count", "peel", "read_state_dict"]
 
 WRAPPERS = (
     "state_dict",
@@ -61,20 +61,6 @@ class Peeled:
     nesting: str = ""
     prefixes: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-
-
-def fit(raw: object, expected: Mapping[str, Any], origin: str = "the weights") -> State:
-    """The model's own names with the file's tensors, ready for `load_state_dict`.
-
-    Args:
-        raw: what `read_state_dict` gave.
-        expected: `module.state_dict()`.
-        origin: what an error calls them.
-
-    Raises:
-        ModelError: names, shapes or kinds of number differ; the counts and the first few are named.
-    """
-    return check(peel(raw, expected), expected, origin)
 
 
 def peel(raw: object, names: Collection[str]) -> Peeled:

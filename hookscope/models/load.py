@@ -18,6 +18,7 @@ from hookscope.models.labels import read_labels
 from hookscope.models.loaded import (
     DEFAULT_EDGE_PX,
     LoadedModel,
+    Progress,
     Request,
     Source,
     first_channels,
@@ -47,6 +48,7 @@ def load_model(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     precision: str = "fp32",
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """A model in eval mode with all that is known of it.
 
@@ -60,6 +62,7 @@ def load_model(
         labels: a file of class names.
         resize: instead of the model's own, as are `crop`, `mean` and `std`; 0 or `()` for none.
         precision: `fp32` leaves the model as it is, `bf16` and `fp16` convert it.
+        progress: called as torchvision's weights are downloaded: what, MiB so far, MiB in all.
 
     Raises:
         UsageError: something named does not exist.
@@ -67,7 +70,7 @@ def load_model(
     """
     place, dtype = resolve_device(device), resolve_precision(precision)
     names = None if labels is None else read_labels(Path(labels))
-    source = _source(spec, Request(str(weights), dict(model_args or {})))
+    source = _source(spec, Request(str(weights), dict(model_args or {}), progress))
     channels_last = source.channels_last and place.type in ("cpu", "cuda") and not _has_volumes(source.module)
     module = _placed(source, place, dtype, channels_last)
     base = source.preprocess or Preprocess.plain(first_channels(module))

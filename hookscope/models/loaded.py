@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.models.preprocess import Preprocess
@@ -40,6 +40,11 @@ class LoadedModel:
         values = (*self.module.parameters(), *self.module.buffers())
         return next((value.dtype for value in values if value.is_floating_point()), torch.float32)
 
+    def batch(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The prepared pictures, each (C, H, W), as the module takes them: (N, C, H, W) on its device."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return torch.stack(list(tensors)).to(self.device, self.dtype, memory_format=layout)
+
     @property
     def device(self) -> torch.device:
         """Where the first parameter or buffer lies, else the CPU."""
@@ -67,16 +72,20 @@ class Source:
     warnings: tuple[str, ...] = ()
 
 
-Rebuild = Callable[[int], nn.Module]
-"""The same model with another number of classes."""
+Progress = Callable[[str, int, int | None], None]
+"""Told what is being loaded, and how many MiB of how many have come; `None` where that is not known."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for beside the name: `weights` as typed, and arguments for whoever builds the model."""
+    """What was asked for beside the name.
+
+    `weights`: as typed. `arguments`: for whoever builds the model. `progress`: hears how a download goes.
+    """
 
     weights: str = "default"
     arguments: dict[str, object] = field(default_factory=dict)
+    progress: Progress | None = None
 
 
 def parameter_count(module: nn.Module) -> int:

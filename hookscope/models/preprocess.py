@@ -21,6 +21,8 @@ Size = int | tuple[int, int]
 
 PLAIN_SOURCE = "values 0..1 at the picture's size"
 
+_TENSORS = "from Python any tensor will do: hookscope.feature_maps(model, x, layers)"
+
 _MAX_PIXELS = 2**28  # a picture of 1 x 60000 would be enlarged to gigabytes
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -72,12 +74,12 @@ class Preprocess:
         if kind in _UNFIT:
             raise UsageError(
                 f"a model with the weights {source!r} {_UNFIT[kind]}, not single pictures",
-                "give the batches with --data file.py:callable",
+                _TENSORS,
             )
         if kind == "ObjectDetection":
             return cls(None, None, (), (), source=source)
         if kind not in _FIT:
-            raise ModelError(f"hookscope does not know the transforms {kind!r} of {source!r}", "give --data")
+            raise ModelError(f"hookscope does not know the transforms {kind!r} of {source!r}", _TENSORS)
         return cls(
             resize=_edge(getattr(preset, "resize_size", None)),
             crop=_edge(getattr(preset, "crop_size", None)),
@@ -108,9 +110,8 @@ class Preprocess:
         """The same with what is given replaced; 0 switches `resize` or `crop` off, `()` the normalisation.
 
         Raises:
-            UsageError: a size below zero, a deviation that is not above zero, or a number of values that
-            does not
-                fit the channels.
+            UsageError: a size below zero, a deviation that is not above zero, or a number of values that does
+                not fit the channels.
         """
         given = {"resize": resize, "crop": crop, "mean": mean, "std": std}
         changed = [f"--{name}" for name, value in given.items() if value is not None]
@@ -159,11 +160,11 @@ class Preprocess:
 
     def _require_pictures(self) -> None:
         if self.refusal:
-            raise UsageError(self.refusal, "give the batches with --data file.py:callable")
+            raise UsageError(self.refusal, _TENSORS)
         if self.channels not in (1, 3):
             raise ModelError(
                 f"the model takes pictures of {self.channels} channels; ours have 3, or 1 in grey",
-                "give the batches with --data file.py:callable",
+                _TENSORS,
             )
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The user's own models: `package.module:callable` and `path/file.py:callable`.
 
 The one place where code that is not ours is imported and called to make a model; whatever it raises becomes
-one ModelError, and what it prints goes to stderr, since stdout is for results.
+one ModelError.
 """
 
 from __future__ import annotations
@@ -233,8 +233,7 @@ def _attribute(module: ModuleType, dotted: str, place: str) -> Any:
 @contextlib.contextmanager
 def _users_code(where: str) -> Iterator[None]:
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        yield
     except HookscopeError:
         raise
     except (Exception, SystemExit) as error:

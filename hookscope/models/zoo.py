@@ -7,11 +7,12 @@ else may.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlparse
@@ -23,12 +24,11 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from hookscope.errors import ModelError, UsageError, near_misses
 from hookscope.models.checkpoint import Peeled, peel, read_state_dict
-from hookscope.models.loaded import Request, Source
+from hookscope.models.download import download
+from hookscope.models.loaded import Progress, Request, Source
 from hookscope.models.preprocess import Preprocess
 from hookscope.models.weights import fill, is_file
 from hookscope.wording import one_line
-
-_log = logging.getLogger(__name__)
 
 # The auxiliary head of a checkpoint: the start of its names, and the argument that builds it.
 _AUXILIARY = {"aux_classifier.": "aux_loss", "aux1.": "aux_logits", "AuxLogits.": "aux_logits"}
@@ -103,7 +103,7 @@ def _random(name: str, request: Request) -> Source:
 
 def _official(name: str, entry: Any, request: Request) -> Source:
     # torchvision reads the file without weights_only; what passes here can hold nothing but tensors.
-    read_state_dict(_fetched(name, entry))
+    read_state_dict(_fetched(name, entry, request.progress))
     arguments: dict[str, object] = {"weights": entry, "progress": False}
     if "quantize" in _parameters(name):
         arguments["quantize"] = "unquantized" in entry.meta
@@ -129,18 +129,20 @@ def _headless(entry: Any) -> tuple[str, ...]:
     return (f"the weights {entry.name} are trained in the convolutions only: the classifier means nothing",)
 
 
-def _fetched(name: str, entry: Any) -> Path:
+def _fetched(name: str, entry: Any, progress: Progress | None) -> Path:
     path = Path(torch.hub.get_dir()) / "checkpoints" / _file_name(entry)
     if path.is_file():
         return path
-    _log.info("downloading %s", entry.url)
-    digest = re.search(r"-([a-f0-9]+)\.", path.name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(
-            entry.url, str(path), hash_prefix=digest.group(1) if digest else None, progress=False
-        )
-    except (OSError, RuntimeError) as error:  # a URLError is an OSError; a wrong hash a RuntimeError
+        if progress is None:
+            download(entry.url, path)
+        else:
+            download(entry.url, path, partial(progress, f"downloading {path.name} (MiB)"))
+    except (
+        OSError,
+        ValueError,
+        HTTPException,
+    ) as error:  # a URLError is an OSError; a wrong hash a ValueError
         raise _not_downloaded(name, entry, path, error) from error
     return path
 

@@ -20,9 +20,6 @@ from typing import Any
 from hookscope.errors import OutputError
 from hookscope.output.journal import JOURNAL, MANIFEST, TEMPORARY, Contents, Owner, inspect, is_inside
 from hookscope.output.manifest import SCHEMA, Manifest, encoded, plain, to_json, to_json_line
-from hookscope.output.names import safe_name
-
-__all__ = ["OutputDir", "safe_name"]
 
 
 class OutputDir:

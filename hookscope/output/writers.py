@@ -20,6 +20,7 @@ from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import encoded
 from hookscope.output.names import safe_name, slug
 from hookscope.render import grid, heat, overlay
+from hookscope.wording import ranges
 
 Record = dict[str, Any]
 
@@ -87,13 +88,6 @@ def prepared(out: OutputDir, artefact: Tiles | Heat, place: Place, options: Pict
     return partial(_write_all, out, names, plan)
 
 
-def write(
-    out: OutputDir, artefact: Tiles | Heat, place: Place, options: PictureOptions
-) -> tuple[Record, ...]:
-    """The records of the artefact's files, written at once."""
-    return prepared(out, artefact, place, options)()
-
-
 def write_table(
     out: OutputDir, table: Table, *, name: str = "", formats: Sequence[str] = ("csv", "json")
 ) -> tuple[Record, ...]:
@@ -116,17 +110,6 @@ def write_document(out: OutputDir, name: str, data: bytes, *, kind: str) -> Reco
     stem, _, ending = name.rpartition(".")
     (path,) = out.reserve(stem, [f".{ending}"])
     return out.write(path, data, kind=kind, part="plot", format=ending, status="ok")
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """The numbers as `--channels` takes them: `0-15,40`."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def _plan_tiles(tiles: Tiles, place: Place, options: PictureOptions) -> _Plan:

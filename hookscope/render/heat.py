@@ -37,12 +37,11 @@ def draw(
 
 def trouble(heat: Heat) -> str:
     """What is wrong with the map, in words; `""` where its status is `ok`."""
-    span = f"{sheet.number(heat.minimum)} .. {sheet.number(heat.maximum)}"
     bad = int(np.count_nonzero(~np.isfinite(heat.values)))
     words = {
         MapStatus.OK: "",
         MapStatus.BLANK: "blank: all values are zero",
-        MapStatus.NEGATIVE_ONLY: f"negative only: no value above zero ({span})",
+        MapStatus.NEGATIVE_ONLY: f"negative only: no value above zero ({_span(heat)})",
         MapStatus.ZERO_GRADIENT: "zero gradient: the score does not depend on this layer",
         MapStatus.NON_FINITE: f"non-finite: {bad} of {heat.values.size} values",
         MapStatus.UNDEFINED: f"undefined: {heat.method} gives no map here",
@@ -74,8 +73,14 @@ def _about(heat: Heat, title: str) -> tuple[str, ...]:
     made = f"{heat.method} · {height} × {width}"
     if heat.target is not None:
         made += f" · {heat.target} ({heat.target.index})" + _certainty(heat.target.probability)
-    span = f"values {sheet.number(heat.minimum)} .. {sheet.number(heat.maximum)}"
+    # A map of negative values says their range in its trouble; one without finite values has none.
+    known = heat.status is not MapStatus.NEGATIVE_ONLY and np.isfinite(heat.minimum)
+    span = f"values {_span(heat)}" if known else ""
     return tuple(line for line in (title, made, span, trouble(heat)) if line)
+
+
+def _span(heat: Heat) -> str:
+    return f"{sheet.number(heat.minimum)} .. {sheet.number(heat.maximum)}"
 
 
 def _certainty(probability: float | None) -> str:

@@ -46,7 +46,7 @@ class Head:
 
 def number(value: float) -> str:
     """A value for people: four significant digits."""
-    return f"{value:.4g}"
+    return f"{value + 0.0:.4g}"  # -0.0 + 0.0 is 0.0
 
 
 def finite_range(values: NDArray[np.floating]) -> tuple[Ends, Ends]:
