@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ import hookscope
 from hookscope.cli import talk
 from hookscope.cli.app import app, main
 from hookscope.models import list_models
+from hookscope.output.directory import OutputDir
+from hookscope.render import grid
 
 KEYS = {
     "artifacts", "command", "findings", "images", "layers", "model", "options", "patterns", "schema", "versions",
@@ -174,17 +177,33 @@ def test_what_the_users_own_code_prints_is_no_result(shell, line, said, how):
     assert all(words in done.err for words in said)
 
 
-def test_layers_whose_names_differ_in_case_get_the_same_files_each_time(shell):
-    line = "featuremaps net.py:TwoCases pics --overlay --raw -q --overwrite -o out"
-    found = []
-    for _ in range(6):
-        assert shell(line).code == 0
-        found.append([(record["layer"], record["path"]) for record in manifest("out")["artifacts"]])
-    assert all(again == found[0] for again in found)
-    number = {
-        layer: {("-2" in path) for name, path in found[0] if name == layer} for layer in ("conv", "Conv")
+def test_files_of_names_that_differ_in_case_do_not_depend_on_the_threads(shell, monkeypatch):
+    """The first layer's grid is held back until a file of the second is written."""
+    written, write, draw = threading.Event(), OutputDir.write, grid.draw
+
+    def writing(out, name, data, **record):
+        found = write(out, name, data, **record)
+        if record["layer"] == "Conv":
+            written.set()
+        return found
+
+    def drawing(tiles, **options):
+        if tiles.site.layer == "conv":
+            written.wait(2)
+        return draw(tiles, **options)
+
+    monkeypatch.setattr(OutputDir, "write", writing)
+    monkeypatch.setattr(grid, "draw", drawing)
+    monkeypatch.setattr("hookscope.run.default_workers", lambda: 2)
+    assert shell("featuremaps net.py:TwoCases pics/0.png --overlay --raw -q -o out").code == 0
+    ends = (".png", ".safetensors")
+    found = {layer: set() for layer in ("conv", "Conv")}
+    for record in manifest("out")["artifacts"]:
+        found[record["layer"]].add(record["path"])
+    assert found == {
+        "conv": {*(f"0/conv{end}" for end in ends), *heats("0/conv.mean-activation")},
+        "Conv": {*(f"0/Conv-2{end}" for end in ends), *heats("0/Conv.mean-activation-2")},
     }
-    assert number == {"conv": {False}, "Conv": {True}}
 
 
 def test_numbers_that_are_not_finite_are_words_in_the_manifest(shell):

@@ -220,6 +220,28 @@ def _listed(code):
     return set(tree("out"))
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("models 'resnet1*' >&-", 0),
+        ("models 'resnet1*' --json >&-", 0),
+        ("layers net.py:chatty --input-size 8x8 2>&-", 0),
+        ("gradcam nope 2>&-", 2),
+    ],
+)
+def test_a_closed_stream_is_as_good_as_one_that_nobody_reads(shell, words, code):
+    done = subprocess.run(
+        f"{sys.executable} -m hookscope {words}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert done.returncode == code
+    assert done.stderr == ""
+
+
 def test_a_print_that_nobody_reads_does_not_end_the_model(shell):
     words = "gradcam net.py:chatty pics --batch-size 1 -q -o out"
     with subprocess.Popen(

@@ -47,6 +47,7 @@ for _command in commands.COMMANDS:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; prints errors, never raises one."""
+    talk.open_streams()
     with as_a_guest(arguments is not None):
         return _code(list(sys.argv[1:] if arguments is None else arguments))
 

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 _PATIENCE_S = 1.0
 
 
+def open_streams() -> None:
+    """There is a stdout and a stderr to write to, even where the shell has closed one (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it stays open to the end
+
+
 def say(line: str) -> None:
     """A line of results, on stdout."""
     _put(sys.stdout, _printable(line) + "\n")
@@ -94,7 +101,7 @@ class ProgressBar:
     """
 
     def __init__(self, *, quiet: bool) -> None:
-        self.shown = not quiet and sys.stderr is not None and sys.stderr.isatty()
+        self.shown = not quiet and sys.stderr.isatty()
         self._lock = threading.Lock()
         self._timer = threading.Timer(_PATIENCE_S, self._appear)
         self._timer.daemon = True
