@@ -53,6 +53,15 @@ class _Listener:
         told(self.site, gradient, objective)
 
 
+@dataclass(frozen=True)
+class _Heard:
+    """The probes that want to be told of a layer's inputs, outputs and output gradients."""
+
+    inputs: Sequence[Probe]
+    outputs: Sequence[Probe]
+    gradients: Sequence[Probe]
+
+
 @dataclass(eq=False)
 class _Watch:
     """One place in the graph and all who listen there; `fragile`: a view that an in-place op would cut off."""
@@ -85,6 +94,7 @@ class Attachment:
         self._objective = "loss"
         self._reached: set[Site] = set()
         self._open: dict[str, list[int]] = {}
+        self._hearing: dict[str, _Heard] = {}
         self._watches: dict[tuple[object, int], _Watch] = {}
         self._handles: list[Any] = []
         self._roots: list[GradientEdge] = []
@@ -164,7 +174,7 @@ class Attachment:
         self._open.setdefault(name, []).append(call)
         if self.cut is not None and name in self.cut.at_inputs:
             self.cut.start_at_inputs(tensor for _, tensor in tensors_in((args, kwargs)))
-        listeners = [p for p in self.probes if p.hears(name) and (p.needs.inputs or p.needs.input_gradients)]
+        listeners = self._heard(name).inputs
         if not listeners:
             return
         followed: set[int] = set()
@@ -186,15 +196,28 @@ class Attachment:
         call = opened.pop() if opened else 0
         found = [(Site(name, call, path), tensor) for path, tensor in tensors_in(output)]
         self.sites.extend(site for site, _ in found)
-        listeners = [probe for probe in self.probes if probe.hears(name)]
-        with self._telling():
-            for site, tensor in found:
-                for probe in listeners:
-                    if probe.needs.outputs:
+        heard = self._heard(name)
+        if heard.outputs:
+            with self._telling():
+                for site, tensor in found:
+                    for probe in heard.outputs:
                         probe.on_output(site, tensor.detach())
-        following = [probe for probe in listeners if probe.needs.gradients]
-        replaced = self._followed(found, following, (args, kwargs)) if following or self._bridges_all else {}
+        if not heard.gradients and not self._bridges_all:
+            return None
+        replaced = self._followed(found, heard.gradients, (args, kwargs))
         return rebuilt(output, replaced) if replaced else None
+
+    def _heard(self, name: str) -> _Heard:
+        """Who listens to a layer, found out once."""
+        heard = self._hearing.get(name)
+        if heard is None:
+            probes = [probe for probe in self.probes if probe.hears(name)]
+            heard = self._hearing[name] = _Heard(
+                inputs=[probe for probe in probes if probe.needs.inputs or probe.needs.input_gradients],
+                outputs=[probe for probe in probes if probe.needs.outputs],
+                gradients=[probe for probe in probes if probe.needs.gradients],
+            )
+        return heard
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -217,10 +240,9 @@ class Attachment:
     ) -> dict[str, Tensor]:
         """Listen for the gradients at a layer's output; returns, by path, what the model must go on with."""
         floating = [(site, tensor) for site, tensor in found if tensor.is_floating_point()]
-        storages = _storages(inputs)
         replaced = {}
         for site, tensor in floating:
-            aliased = _storage(tensor) in storages
+            aliased = _storage(tensor) in _storages(inputs)
             if probes and self.cut is not None and not tensor.requires_grad:
                 self.cut.start_at_output(site.layer, tensor, alone=len(floating) == 1, aliased=aliased)
             if not tensor.requires_grad:

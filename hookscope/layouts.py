@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -138,9 +139,9 @@ def _permuted(module: nn.Module, shape: Shape, known: Mapping[Site, OutputInfo])
 def _inherited(record: Record, known: Mapping[Site, OutputInfo]) -> str:
     """What a container or an element-wise layer returned has the layout of the latest such shape, its own first."""
     below = f"{record.site.layer}."
-    same = [info for info in reversed([*known.values()]) if info.shape == record.shape and info.layout]
-    own = [info for info in same if info.site.layer.startswith(below)]
-    return next((info.layout for info in (*own, *same)), "")
+    same = [info for info in known.values() if info.shape == record.shape and info.layout]
+    own = (info for info in reversed(same) if info.site.layer.startswith(below))
+    return next((info.layout for info in chain(own, reversed(same))), "")
 
 
 def _norms_several_axes(module: nn.Module) -> bool:
