@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+
+def writing_threads() -> int:
+    """One for every two processors, four at the most: more of them take the model's own threads off the cores."""
+    return max(1, min(4, (os.cpu_count() or 1) // 2))
 
 
 class Background:

@@ -44,12 +44,12 @@ def batches(
 ) -> Iterator[Batch]:
     """Batches of up to `size` pictures of one tensor shape, in order; the last may hold failures alone.
 
-    At most two batches are decoded ahead, so memory does not grow with the number of pictures.
+    At most one batch is decoded ahead, so memory does not grow with the number of pictures.
     """
     items: list[Item] = []
     failures: list[tuple[ImageRef, ImageFailure]] = []
     read = _reader(preprocess, keep_pictures=keep_pictures)
-    for loaded in _ahead(read, refs, ahead=2 * size, workers=workers):
+    for loaded in _ahead(read, refs, ahead=size, workers=workers):
         if isinstance(loaded, tuple):
             failures.append(loaded)
             continue

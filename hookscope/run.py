@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from hookscope.artifacts import Heat, Tiles
-from hookscope.background import Background
+from hookscope.background import Background, writing_threads
 from hookscope.cam.choice import site_infos
 from hookscope.errors import ExitCode, NothingMeasured, UsageError, worst
 from hookscope.images import Found
@@ -129,7 +129,7 @@ class _Run:
         self._known: dict[tuple[int, ...], list[LayerInfo]] = {}
 
     def execute(self) -> Report:
-        with Background(default_workers()) as writers:
+        with Background(writing_threads()) as writers:
             for shape, group in groupby(self._batches(), key=_shape):
                 if shape is None:
                     deque(map(self._record_failures, group), maxlen=0)
