@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -196,6 +197,8 @@ def hookscope(*words, **options):
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "100"},
         text=True,
+        # A job in the background is started with interrupts ignored, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         **options,
     )
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _PATIENCE_S = 1.0
+# Characters of a table's cell, but for the first column's.
+_CELL = 22
 
 
 def open_streams() -> None:
@@ -154,9 +156,13 @@ def print_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]
         _print_plain(columns, rows)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, side in columns:
+    for at, (heading, side) in enumerate(columns):
         justify: Any = side
-        table.add_column(heading, justify=justify, overflow="fold")
+        # A name must be read whole, whatever it takes; of the rest, enough to be known by.
+        if at == 0:
+            table.add_column(heading, justify=justify, overflow="fold")
+        else:
+            table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis", max_width=_CELL)
     for row in rows:
         table.add_row(*(Text(_printable(cell)) for cell in row))
     console.print(table)
