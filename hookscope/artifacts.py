@@ -86,7 +86,10 @@ class Heat:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values under named columns; `title` and `notes` are for people, `data` for scripts."""
+    """Rows of plain values under named columns; `title` and `notes` are for people, `data` for scripts.
+
+    `scores`: the few numbers that sum it up, for the manifest.
+    """
 
     kind: str
     title: str
@@ -94,3 +97,4 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)

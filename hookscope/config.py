@@ -77,6 +77,8 @@ def project_config(start: Path) -> Config | None:
 
 
 def _toml(path: Path, shown: str) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise UsageError(f"configuration {shown!r} is not a regular file")
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -6,6 +6,7 @@ back as it was found. Nothing here decides what a value means, and nothing here 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -64,23 +65,19 @@ class _Heard:
 
 @dataclass(eq=False)
 class _Watch:
-    """One place in the graph and all who listen there; `fragile`: a view that an in-place op would cut off."""
+    """One place in the graph and all who listen there; `fragile`: a view, which an in-place op may have cut off."""
 
     edge: GradientEdge
     listeners: list[_Listener] = field(default_factory=list)
-    fragile: tuple[Tensor, int] | None = None
-
-    def lost(self) -> bool:
-        """Whether an in-place op on a view has since taken the listened-to node out of the graph."""
-        return self.fragile is not None and self.fragile[0]._version != self.fragile[1]
+    fragile: bool = False
 
 
 class Attachment:
     """The hooks of one `attached()` block and what passed by during the latest forward pass.
 
     `sites`: the tensors that layers returned, in the order in which the calls ended. `calls`: how often each layer
-    was called. `unobservable`: sites whose gradient no hook can see, because the output is a view of an input and
-    was written to in place afterwards. `cut`: where the graph starts; `None`: where the model has it.
+    was called. `unobservable`: sites whose gradient was not seen and may yet be there: the output is a view, and an
+    in-place op takes a view's own node out of the graph. `cut`: where the graph starts, `None` for all of it.
     """
 
     def __init__(self, model: nn.Module, probes: Sequence[Probe]) -> None:
@@ -95,6 +92,7 @@ class Attachment:
         self._reached: set[Site] = set()
         self._open: dict[str, list[int]] = {}
         self._hearing: dict[str, _Heard] = {}
+        self._depth = 0
         self._watches: dict[tuple[object, int], _Watch] = {}
         self._handles: list[Any] = []
         self._roots: list[GradientEdge] = []
@@ -151,12 +149,15 @@ class Attachment:
         return torch.autograd.grad(scalar, targets, retain_graph=keep_graph, allow_unused=True)
 
     def _lost(self) -> set[Site]:
-        lost = (watch for watch in self._watches.values() if watch.lost())
+        lost = (watch for watch in self._watches.values() if watch.fragile)
         return {heard.site for watch in lost for heard in watch.listeners if heard.of_output} - self._reached
 
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if _recomputing():
             return
+        self._depth += 1
+        if self._depth > 1:
+            return  # the model calls itself
         self.forget()
         self.sites.clear()
         self.calls.clear()
@@ -165,6 +166,10 @@ class Attachment:
         if self.cut is not None:
             self.cut.begin()
         self._roots = [get_gradient_edge(t) for _, t in tensors_in((args, kwargs)) if t.requires_grad]
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not _recomputing():
+            self._depth = max(0, self._depth - 1)
 
     def _before(self, name: str, args: Any, kwargs: Any) -> None:
         if _recomputing():
@@ -248,7 +253,7 @@ class Attachment:
             if not tensor.requires_grad:
                 continue
             # An in-place op on a view takes its node, and every hook on it, out of the graph.
-            bridged = tensor._is_view() and not aliased
+            bridged = tensor._is_view() and not aliased and len(found) == 1 and _is_private(tensor)
             for probe in probes:
                 self._watch(tensor, _Listener(probe, site, of_output=True), safe=bridged)
             if bridged:
@@ -261,7 +266,7 @@ class Attachment:
         watch = self._watches.get(key)
         if watch is None:
             fragile = tensor._is_view() and not tensor.is_leaf and not safe
-            watch = self._watches[key] = _Watch(edge, fragile=(tensor, tensor._version) if fragile else None)
+            watch = self._watches[key] = _Watch(edge, fragile=fragile)
             handle = tensor.register_hook(self._deliverer(watch))  # type: ignore[no-untyped-call]
             self._handles.append(handle)
         watch.listeners.append(listener)
@@ -308,6 +313,7 @@ def attached(
         stack.callback(
             model.register_forward_pre_hook(attachment._start, prepend=True, with_kwargs=True).remove
         )
+        stack.callback(model.register_forward_hook(attachment._end, always_call=True).remove)
         for name in chosen:
             before, after = _module_hooks(attachment, name)
             stack.callback(modules[name].register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -318,6 +324,20 @@ def attached(
 def came_from_probe(error: BaseException) -> bool:
     """Whether the exception was raised by a probe that was told something, not by the model."""
     return getattr(error, "_from_probe", False)
+
+
+def _base_references(view: Tensor) -> int:
+    base = view._base
+    return sys.getrefcount(base)
+
+
+# Of a view whose base nobody else can name.
+_PRIVATE_REFERENCES = _base_references(torch.empty(1).view(1))
+
+
+def _is_private(view: Tensor) -> bool:
+    """Whether nobody can write to the view's memory but through the view: its base is known to autograd alone."""
+    return view._base is not None and _base_references(view) <= _PRIVATE_REFERENCES
 
 
 def _bridge(value: Tensor) -> Tensor:

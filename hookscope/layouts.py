@@ -82,7 +82,8 @@ class Layouts:
 
 def is_spatial(info: OutputInfo) -> bool:
     """Whether the output has more than one position on the picture."""
-    return info.grid is not None and info.grid[0] * info.grid[1] > 1
+    positions = info.grid[0] * info.grid[1] if info.grid is not None else 0
+    return positions > 1 and not info.dtype.startswith("complex")
 
 
 def to_nchw(tensor: Tensor, layout: str, grid: Grid | None = None) -> Tensor:

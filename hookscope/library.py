@@ -85,7 +85,7 @@ def gradcam(
     *,
     layers: str | Iterable[str],
     targets: Sequence[int] | Tensor | None = None,
-    methods: Iterable[str] = ("gradcam",),
+    methods: str | Iterable[str] = ("gradcam",),
 ) -> list[CamMap]:
     """Class-activation maps of every picture, target, layer and method, from one forward pass.
 
@@ -109,7 +109,12 @@ def gradcam(
     selection = select(model, layers)
     specs = _target_specs(targets)
     names = frozenset(spec.name for spec in specs)
-    probe = CamProbe(frozenset(selection.names), layouts.get, [method(name) for name in methods], names)
+    probe = CamProbe(
+        frozenset(selection.names),
+        layouts.get,
+        [method(name) for name in ((methods,) if isinstance(methods, str) else methods)],
+        names,
+    )
     classes: dict[str, Tensor] = {}
 
     def objectives(output: Any) -> list[Objective]:

@@ -21,8 +21,9 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    from hookscope.cam.targets import check_classes, logits_of, raw_scores
+    from hookscope.cam.targets import check_classes, check_pictures, logits_of, raw_scores
 
+    check_pictures(logits_of(output), len(targets))
     check_classes(targets, logits_of(output).shape[1])
     scores = raw_scores(output)
     scores = scores if scores.dtype == torch.float64 else scores.float()
@@ -33,8 +34,9 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
 
 def score(output: Any, targets: Tensor) -> Tensor:
     """Mean score (logit) of the target class."""
-    from hookscope.cam.targets import check_classes, logits_of, score_sum
+    from hookscope.cam.targets import check_classes, check_pictures, logits_of, score_sum
 
+    check_pictures(logits_of(output), len(targets))
     check_classes(targets, logits_of(output).shape[1])
     return score_sum(output, targets) / len(targets)
 
@@ -66,7 +68,7 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
     from hookscope.runner import Objective
 
     def scalar(output: Any) -> Tensor:
-        wanted = _own_targets(loss, output) if targets is None else targets
+        wanted = own_targets(loss, output) if targets is None else targets
         try:
             value = loss(output, wanted)
         except UsageError:
@@ -86,7 +88,7 @@ def loss_objective(loss: LossFunction, targets: Any, name: str = "loss") -> Obje
     return Objective(name, scalar)
 
 
-def _own_targets(loss: LossFunction, output: Any) -> Any:
+def own_targets(loss: LossFunction, output: Any) -> Any:
     """The model's predictions; for a loss of the user's, `None` where the model makes none."""
     try:
         return predictions(output)

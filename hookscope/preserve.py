@@ -10,7 +10,10 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer
+from torch.nn.parameter import UninitializedBuffer, is_lazy
+
+from hookscope.errors import ModelError
+from hookscope.wording import counted
 
 
 @contextmanager
@@ -19,10 +22,15 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
     Every module's `training`, every parameter's `requires_grad`, the buffers and the random state are put back;
     `.grad` is set aside (not copied) and returned. For inspection, not for training loops.
+
+    Raises:
+        ModelError: the model wrote to its own parameters, of which no copies are kept.
     """
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
     buffers = _snapshot_buffers(model)
+    owners = [(module, dict(module._parameters)) for module in model.modules()]
+    versions = _versions(model)
     with _random_state():
         try:
             for parameter, _, _ in flags:
@@ -35,7 +43,19 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 # By assignment: requires_grad_() refuses a lazy module's parameter that has no shape yet.
                 parameter.requires_grad = requires_grad
                 parameter.grad = gradient
+            for module, parameters in owners:
+                if module._parameters.keys() != parameters.keys() or any(
+                    module._parameters[name] is not kept for name, kept in parameters.items()
+                ):
+                    module._parameters.clear()
+                    module._parameters.update(parameters)
             _restore_buffers(buffers)
+    written = sum(parameter._version != version for parameter, version in versions)
+    if written:
+        raise ModelError(
+            f"the model wrote to {counted(written, 'parameter')} of its own while it ran, which stay as it left them",
+            "weights are too large to be kept twice; let forward leave them alone in eval mode",
+        )
 
 
 @contextmanager
@@ -70,6 +90,12 @@ def _snapshot_buffers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any],
             (module, originals, {n: copies[id(b)] for n, b in originals.items() if id(b) in copies})
         )
     return snapshot
+
+
+def _versions(model: nn.Module) -> list[tuple[nn.Parameter, int]]:
+    """What counts the writes to each parameter; one without a shape yet is made, not changed, by the first pass."""
+    parameters = (parameter for parameter in model.parameters() if not is_lazy(parameter))
+    return [(parameter, parameter._version) for parameter in parameters if not parameter.is_inference()]
 
 
 def _has_values(buffer: Tensor | None) -> TypeGuard[Tensor]:

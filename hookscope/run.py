@@ -108,7 +108,7 @@ def plan(job: Job) -> Report:
 
 def _selections(job: Job) -> list[Selection]:
     """What the patterns choose, before anything is run; a task that needs a run first has none yet."""
-    subject = Subject(job.loaded.module, job.loaded.categories)
+    subject = Subject(job.loaded.module, job.loaded.categories, _note(job.loaded))
     return list(filter(None, (task.select(subject) for task in job.tasks)))
 
 
@@ -117,7 +117,7 @@ class _Run:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.subject = Subject(job.loaded.module, job.loaded.categories)
+        self.subject = Subject(job.loaded.module, job.loaded.categories, _note(job.loaded))
         self.selection = Selection(())
         self.patterns: dict[str, Sequence[str]] = {}
         self.images: dict[int, dict[str, Any]] = {}
@@ -221,7 +221,7 @@ class _Run:
         """The writing of an artefact: its name is given out now, in order, and its files are made by any thread."""
         item = batch.items[artefact.image]
         folder = f"{task.name}/{item.ref.key}" if len(self.job.tasks) > 1 else item.ref.key
-        place = Place(folder, item.ref.path, item.picture, item.view)
+        place = Place(folder, item.ref.path, item.picture, item.view, self.subject.note)
         return prepared(self.job.out, artefact, place, self.job.drawing[task.name].picture)
 
     def _record_failures(self, batch: Batch) -> None:
@@ -291,6 +291,10 @@ def _manifest(job: Job, **found: Any) -> Manifest:
         options=job.options,
         **{"warnings": job.loaded.warnings, **found},
     )
+
+
+def _note(loaded: LoadedModel) -> str:
+    return "RANDOM WEIGHTS" if loaded.random_weights else ""
 
 
 def _check_categories(subject: Subject) -> None:

@@ -48,6 +48,10 @@ class Pass:
     values: dict[str, float]
 
 
+class _NoGradient(ModelError):
+    """The backward pass raised."""
+
+
 class Runner:
     """A model with probes on it, ready for any number of batches; made by `running()`."""
 
@@ -70,10 +74,15 @@ class Runner:
         Raises:
             ModelError: the model raised; its own message is passed on.
         """
-        done = self._attempt(x, objectives, self._cut)
         cut = self._cut
         if cut is None or objectives is None:
-            return done
+            return self._attempt(x, objectives, None)
+        try:
+            done = self._attempt(x, objectives, cut)
+        except _NoGradient:
+            # Checkpointed layers, for one, run again in the backward pass and must find the graph as it was.
+            self._cut = None
+            return self._attempt(x, objectives, None)
         if cut.failed and not cut.whole:
             cut.at_inputs |= cut.failed
             done = self._attempt(x, objectives, cut)
@@ -143,7 +152,7 @@ class Runner:
         except RuntimeError as error:
             if came_from_probe(error):
                 raise
-            raise ModelError(
+            raise _NoGradient(
                 f"no gradient can be taken of the model: {one_line(error)}",
                 "does it write in place to what its own backward needs, or use reentrant checkpointing?",
             ) from error
@@ -207,6 +216,7 @@ def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
             status=statuses[info.name],
         )
         for info in _static_infos(model)
+        if info.name in statuses  # a layer that the model added to itself while it ran was not seen
     ]
 
 
@@ -233,7 +243,7 @@ def _called(model: nn.Module, x: Tensor) -> Any:
         return model(x)
     except (HookscopeError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if came_from_probe(error):
             raise
         raise ModelError(

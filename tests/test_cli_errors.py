@@ -58,7 +58,7 @@ FAILURES = {
     "unknown-loss": ("gradnorm net.py:build pics --loss l2", 2, "'l2'", "cross_entropy"),
     "loss-is-no-callable": ("gradnorm net.py:build pics --loss net.py:number", 2, "is no callable", "output"),
     "limit-is-no-number": ("gradnorm net.py:build pics --max-norm nan", 2, "--max-norm nan", ""),
-    "no-classifier": ("gradcam net.py:Dense pics -o out", 2, "no class scores", "needs a classifier"),
+    "no-classifier": ("gradcam net.py:Dense pics -o out", 2, "no class scores", "a classifier returns one"),
     "no-place": ("gradcam net.py:build pics -o ''", 2, "--out '' names no directory", "unset"),
     "size-and-picture": ("layers net.py:build pics/0.png --input-size 8x8", 2, "both a picture", "one of them"),
     "no-input-size": ("layers net.py:build --input-size 8y8 --dry-run", 2, "--input-size '8y8'", "HEIGHTxWIDTH"),

@@ -18,7 +18,7 @@ from hookscope.cam.choice import default_layer, site_infos
 from hookscope.cam.methods import METHODS, gradcam, layercam, method
 from hookscope.cam.targets import class_index, logits_of, parse_targets, probabilities_of, score_objective
 from hookscope.errors import NothingMeasured, UsageError
-from hookscope.layers import Selection
+from hookscope.layers import Selection, Site
 from hookscope.layouts import Layouts
 from hookscope.probes.cam import CamProbe
 from hookscope.probes.shapes import ShapeProbe
@@ -178,7 +178,17 @@ def test_the_default_layer_is_the_last_that_the_score_depends_on(name, layer):
     chosen = default_layer(
         model, x, infos, lambda output: [score_objective(spec, spec.classes(logits_of(output)))]
     )
-    assert chosen == layer
+    assert chosen == Site(layer)
+
+
+def test_of_a_layer_called_several_times_the_last_call_is_the_default():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture(1)
+    (spec,) = parse_targets(["top1"], None)
+    infos = site_infos(hookscope.list_layers(model, x))
+    chosen = default_layer(
+        model, x, infos, lambda output: [score_objective(spec, spec.classes(logits_of(output)))]
+    )
+    assert chosen == Site("relu", 2)
 
 
 def test_an_untrained_vit_has_no_default_layer_and_says_why():

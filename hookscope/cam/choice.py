@@ -49,10 +49,11 @@ def default_layer(
     x: Tensor,
     infos: Mapping[Site, OutputInfo],
     objectives: Callable[[Any], Iterable[Objective]],
-) -> str:
-    """The last layer, in execution order, at whose positions on the picture the scores' gradient is not zero.
+) -> Site:
+    """The last site, in execution order, at whose positions on the picture the scores' gradient is not zero.
 
-    Of layers that return the very same tensor the outermost is taken. Decided by one pass over `x`, (1, C, H, W).
+    Of layers that return the very same tensor the outermost is taken; of several calls of a layer the last.
+    Decided by one pass over `x`, (1, C, H, W).
 
     Raises:
         UsageError: no layer has a spatial output.
@@ -67,7 +68,7 @@ def default_layer(
                 runner.forward(x, objectives)
         reached = [site for site in infos if site in probe.depended_on]
         if reached:
-            return reached[-1].layer
+            return reached[-1]
     if not spatial:
         raise UsageError(
             "no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them"

@@ -15,6 +15,9 @@ from hookscope.nested import tensors_in
 from hookscope.runner import Objective
 from hookscope.wording import folded
 
+# More classes than this no model has, and one target is made for each of top:K.
+_DIGITS = 6
+
 
 @dataclass(frozen=True)
 class TargetSpec:
@@ -75,7 +78,8 @@ def raw_scores(output: Any) -> Tensor:
         shapes = ", ".join(f"{path or 'output'} {tuple(tensor.shape)}" for path, tensor in tensors[:6])
         what = "no class scores (N, classes)" if not found else "several tensors that could be class scores"
         raise UsageError(
-            f"the model returns {what}: {shapes or 'no tensor'}", "this command needs a classifier"
+            f"the model returns {what}: {shapes or 'no tensor'}",
+            "a classifier returns one: wrap the model, or give gradnorm --loss file.py:callable",
         )
     return found[0]
 
@@ -135,6 +139,18 @@ def label_of(index: int, categories: Sequence[str] | None) -> str:
     return categories[index] if categories is not None and 0 <= index < len(categories) else ""
 
 
+def check_pictures(logits: Tensor, pictures: int) -> None:
+    """Nothing, where there is a row of scores for every picture.
+
+    Raises:
+        UsageError: there is not.
+    """
+    if logits.shape[0] != pictures:
+        raise UsageError(
+            f"the model returns {logits.shape[0]} rows of scores for {pictures} pictures", "one a picture"
+        )
+
+
 def check_classes(classes: Tensor, total: int) -> None:
     """Nothing, where every class is one of the model's.
 
@@ -153,9 +169,11 @@ def _parsed(text: str, categories: Sequence[str] | None) -> list[TargetSpec]:
         return [TargetSpec("top1", rank=1)]
     if text.startswith("top:"):
         count = text.removeprefix("top:")
-        if not count.isdecimal() or int(count) < 1:
+        if not count.isdecimal() or len(count) > _DIGITS or int(count) < 1:
             raise UsageError(f"target {text!r} is not top:K with K of 1 or more", "for instance top:5")
         return [TargetSpec(f"top{rank}", rank=rank) for rank in range(1, int(count) + 1)]
+    if text.isdecimal() and len(text) > _DIGITS:
+        raise UsageError(f"class {text} is out of range", "classes are counted from 0")
     if text.isdecimal():
         return [TargetSpec(str(int(text)), index=int(text))]
     index = class_index(text, categories)

@@ -128,7 +128,10 @@ class RunFlags:
         ),
     ] = None
     seed: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel=_RUN, help="Seed of all that is random.")
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, metavar="N", rich_help_panel=_RUN, help="Seed of all that is random."
+        ),
     ] = 0
 
 

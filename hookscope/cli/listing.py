@@ -77,7 +77,12 @@ def _input(loaded: LoadedModel, image: str | None, input_size: str | None) -> Te
     if input_size is not None:
         hint = "HEIGHTxWIDTH or CHANNELSxHEIGHTxWIDTH"
         size = (size[0], *parsed_size("--input-size", input_size, (2, 3), hint))[-3:]
-    return loaded.batch([torch.zeros(size)])
+    try:
+        return loaded.batch([torch.zeros(size)])
+    except (RuntimeError, MemoryError):
+        raise UsageError(
+            f"an input of {'x'.join(map(str, size))} does not fit in memory", "a smaller --input-size"
+        ) from None
 
 
 def _cells(info: LayerInfo) -> tuple[str, ...]:

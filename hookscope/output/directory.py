@@ -140,7 +140,7 @@ class OutputDir:
             contents = inspect(self.path)
         if contents.owner is Owner.OURS and not self._replace:
             raise OutputError(
-                f"{str(self.path)!r} holds the results of an earlier run", "give --overwrite or another -o"
+                f"{str(self.path)!r} holds {_earlier(contents)}", "give --overwrite or another -o"
             )
         if contents.owner is Owner.FOREIGN and {MANIFEST, JOURNAL} & set(contents.files):
             raise _mixed(self.path, contents)
@@ -239,6 +239,10 @@ def _fields(manifest: Manifest | Mapping[str, Any]) -> dict[str, Any]:
 
 def _folded(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
+
+
+def _earlier(contents: Contents) -> str:
+    return "an interrupted run" if JOURNAL in contents.files else "the results of an earlier run"
 
 
 def _few(names: tuple[str, ...]) -> str:

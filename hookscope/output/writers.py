@@ -33,12 +33,19 @@ class Place:
 
     `folder`: relative, `/` between, `""` for the top. `image`: the picture's path in the manifest.
     `picture`, `view`: the original (RGB, upright) and what the model saw of it; without them, no overlay.
+    `note`: what a reader of the picture must know of the model, such as that its weights are random.
     """
 
     folder: str = ""
     image: str = ""
     picture: Image.Image | None = None
     view: View | None = None
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The picture's path and the note."""
+        return " · ".join(filter(None, (self.image, self.note)))
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,8 @@ def write_table(
     stem = "/".join(map(safe_name, (name or table.kind).split("/")))
     files = [_File(f".{kind}", "table", partial(_table, table, kind)) for kind in formats]
     names = out.reserve(stem, [file.ending for file in files])
-    return _write_all(out, names, _Plan(stem, files, {"kind": table.kind, "status": "ok"}))
+    record = {"kind": table.kind, "status": "ok", "scores": table.scores}
+    return _write_all(out, names, _Plan(stem, files, record))
 
 
 def write_summary(out: OutputDir, pages: Sequence[Table], *, name: str) -> Record:
@@ -155,13 +163,13 @@ def _table(table: Table, kind: str) -> bytes:
 
 def _grid(tiles: Tiles, place: Place, options: PictureOptions) -> bytes:
     picture = grid.draw(
-        tiles, title=place.image, columns=options.columns, cmap=options.cmap, scale=options.scale
+        tiles, title=place.title, columns=options.columns, cmap=options.cmap, scale=_scale(tiles, options)
     )
     return encode.picture(picture, options.grid_format)
 
 
 def _heat(drawn: Heat, place: Place, options: PictureOptions) -> bytes:
-    picture = heat.draw(drawn, title=place.image, cmap=options.cmap, size=_heat_size(drawn, place))
+    picture = heat.draw(drawn, title=place.title, cmap=options.cmap, size=_heat_size(drawn, place))
     return encode.picture(picture, options.heat_format)
 
 
@@ -202,6 +210,11 @@ def _heat_name(drawn: Heat) -> str:
 
 def _stem(place: Place, name: str) -> str:
     return f"{place.folder}/{name}" if place.folder else name
+
+
+def _scale(tiles: Tiles, options: PictureOptions) -> str:
+    """A channel of a single value has no range of its own."""
+    return "layer" if tiles.values.shape[1:] == (1, 1) else options.scale
 
 
 def _heat_size(drawn: Heat, place: Place) -> tuple[int, int]:

@@ -66,6 +66,10 @@ class Channels:
         if self.kind == "random":
             order = torch.randperm(total, generator=torch.Generator().manual_seed(self.seed))
             return order[: self.count].sort().values, f"{self.count} of {total} at random"
+        if maps[0].numel() == 1:
+            # One position does not vary: what stands out is what is large.
+            order = torch.sort(maps.float().flatten().abs(), descending=True, stable=True).indices
+            return order[: self.count].cpu().sort().values, f"{self.count} of {total} by magnitude"
         return _by_variance(maps, self.count), f"{self.count} of {total} by variance"
 
 

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Subject:
-    """The model under inspection and what is known of it: layers and outputs for the latest picture size."""
+    """The model under inspection and what is known of it: layers and outputs for the latest picture size.
+
+    `note`: what every reader must know of it, such as that its weights are random.
+    """
 
     model: nn.Module
     categories: tuple[str, ...] | None
+    note: str = ""
     layers: Sequence[LayerInfo] = ()
     outputs: Mapping[Site, OutputInfo] = field(default_factory=dict)
 

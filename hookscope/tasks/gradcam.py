@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from hookscope.artifacts import Heat, Target
 from hookscope.cam.choice import default_layer, spatial_selection
 from hookscope.cam.methods import method
-from hookscope.cam.targets import TargetSpec, described, logits_of, parse_targets, score_objective
+from hookscope.cam.targets import (
+    TargetSpec,
+    check_pictures,
+    described,
+    logits_of,
+    parse_targets,
+    score_objective,
+)
 from hookscope.layers import ROOT, OutputInfo, Selection, Site, select
 from hookscope.probes.cam import CamProbe
 from hookscope.runner import Objective
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _FLAT = {
-    "zero-gradient": "the score's gradient is zero at every position of the picture; a layer before it has one",
+    "zero-gradient": "the score's gradient is zero at every position of the picture",
     "no-grad-path": "the score does not depend on it",
 }
 
@@ -54,7 +61,7 @@ class GradcamTask:
         self._statuses: dict[Site, set[str]] = {}
         self._without_path: frozenset[Site] = frozenset()
         self._unobservable: set[Site] = set()
-        self._chosen_by_default = ""
+        self._chosen_by_default: Site | None = None
 
     def select(self, subject: Subject) -> Selection | None:
         self._specs = parse_targets(self._options.target, subject.categories)
@@ -71,7 +78,7 @@ class GradcamTask:
             outputs = _allowed(subject, self._options.exclude)
             self._chosen_by_default = default_layer(subject.model, x, outputs, self._scores)
             excluded = select(subject.model, ("**", ROOT), self._options.exclude).excluded
-            selection = Selection((self._chosen_by_default,), excluded=excluded)
+            selection = Selection((self._chosen_by_default.layer,), excluded=excluded)
         chosen = spatial_selection(selection, subject.outputs)
         names = frozenset(spec.name for spec in self._specs)
         self._probe = CamProbe(frozenset(chosen.names), subject.info, self._methods, names)
@@ -83,6 +90,7 @@ class GradcamTask:
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
         categories = self._subject.categories if self._subject else None
         logits = logits_of(output)
+        check_pictures(logits, len(batch.items))
         chosen = [(spec, spec.classes(logits)) for spec in self._specs]
         self._targets = {spec.name: described(spec, classes, output, categories) for spec, classes in chosen}
         return [score_objective(spec, classes) for spec, classes in chosen]
@@ -98,7 +106,7 @@ class GradcamTask:
             self._statuses.setdefault(found.site, set()).add(str(found.status))
             # `top1` and the same class by its id are one map.
             key = (found.image, found.site, found.method, target.index)
-            if key not in seen:
+            if key not in seen and self._chosen_by_default in (None, found.site):
                 seen.add(key)
                 yield Heat(
                     kind=self.name,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookscope.artifacts import Heat, Tiles
-from hookscope.cam.targets import class_index
+from hookscope.cam.targets import check_pictures, class_index
 from hookscope.errors import NothingMeasured, UsageError
 from hookscope.gradreport import GradReport, grad_report
 from hookscope.layers import Selection, Site, Status, select
-from hookscope.losses import LossFunction, loss_function, loss_objective
+from hookscope.losses import LossFunction, loss_function, loss_objective, own_targets
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.runner import Objective
 from hookscope.tasks import Conclusion, Finding, Subject
@@ -68,7 +68,14 @@ class GradnormTask:
         return self._made()
 
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
-        return [loss_objective(self._loss, self._targets(batch))]
+        targets = self._targets(batch)
+        if targets is None:
+            targets = own_targets(self._loss, output)
+            if targets is None:
+                self._labels = "none"
+            elif len(targets) != len(batch.items):
+                check_pictures(targets, len(batch.items))
+        return [loss_objective(self._loss, targets)]
 
     def collect(self, done: Pass, batch: Batch) -> Iterable[Tiles | Heat]:
         self._made().finish_batch(done.sites, done.values["loss"])
@@ -83,11 +90,12 @@ class GradnormTask:
             raise NothingMeasured(
                 "the loss has no gradient at any parameter or layer", "does it depend on the output?"
             )
-        loss = Loss(self._options.loss_name, report.loss, self._labels)
+        note = self._subject.note if self._subject else ""
+        loss = Loss(self._options.loss_name, report.loss, self._labels, note)
         return Conclusion(
             tables=(table(report, loss),),
             summary=summary(report, loss),
-            documents={"gradnorm.png": plot(report)},
+            documents={"gradnorm.png": plot(report, loss)},
             statuses={row.site: row.status for row in report.layers},
             findings=tuple(self._findings(report)),
             warnings=tuple(

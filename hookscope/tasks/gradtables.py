@@ -25,11 +25,15 @@ _LAYER_COLUMNS = ("layer", "type", "output_grad_norm", "input_grad_total", "para
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss: its name, its mean over the pictures, and where the labels came from."""
+    """The loss: its name, its mean over the pictures, and where the labels came from.
+
+    `note`: what every reader must know of the model, such as that its weights are random.
+    """
 
     name: str
     value: float
     labels: str
+    note: str = ""
 
 
 def table(report: GradReport, loss: Loss) -> Table:
@@ -40,12 +44,14 @@ def table(report: GradReport, loss: Loss) -> Table:
         columns=_COLUMNS,
         rows=(*map(_param_cells, report.parameters), *map(_layer_cells, report.layers)),
         data=_document(report, loss),
+        scores={"total_norm": report.total_norm, "loss": loss.value},
     )
 
 
 def summary(report: GradReport, loss: Loss) -> tuple[Table, ...]:
     """The same for people: parameters and layers apart, with what a reader must know."""
     notes = (
+        *([f"the model has {loss.note}"] if loss.note else []),
         f"measured {MEASURED}; averaged over {counted(report.pictures, 'picture')}",
         f"loss {loss.name} = {loss.value:.6g}, labels: {loss.labels}",
         f"total norm {report.total_norm:.6g} over {counted(len(report.parameters), 'parameter')}, tied ones once",
@@ -71,7 +77,7 @@ def lines(report: GradReport, loss: Loss) -> tuple[str, ...]:
     )
 
 
-def plot(report: GradReport) -> bytes:
+def plot(report: GradReport, loss: Loss) -> bytes:
     """PNG: norms by depth, log scale."""
     from hookscope.render.plot import Series, depth
 
@@ -87,7 +93,13 @@ def plot(report: GradReport) -> bytes:
         for name, points in (("gradient at the output", outputs), ("gradient of own parameters", own))
         if points
     ]
-    return depth(series, title="Gradient norm by depth", ylabel="L2 norm")
+    return depth(
+        series,
+        title=" · ".join(
+            filter(None, ("Gradient norm by depth", f"{loss.name} {loss.value:.4g}", loss.note))
+        ),
+        ylabel="L2 norm",
+    )
 
 
 def _param_summary(row: ParamGrad) -> tuple[Any, ...]:
@@ -122,6 +134,7 @@ def _layer_cells(row: LayerGrad) -> tuple[Any, ...]:
 def _document(report: GradReport, loss: Loss) -> dict[str, Any]:
     return {
         "schema": 1,
+        "note": loss.note,
         "measured": MEASURED,
         "loss": {"name": loss.name, "value": loss.value, "labels": loss.labels},
         "total_norm": report.total_norm,
