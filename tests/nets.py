@@ -250,6 +250,73 @@ class OwnTensor(nn.Module):
         return self.fc((y * self.table(y) * self.plain(y)).mean((2, 3)))
 
 
+class TwoViews(nn.Module):
+    """A layer returns a tensor and a view of it; the tensor is written to afterwards."""
+
+    class Both(nn.Module):
+        def forward(self, x):
+            y = x * 1
+            return y, y.flatten(1)
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.both, self.fc = nn.Conv2d(3, 4, 3), self.Both(), nn.Linear(4, 5)
+
+    def forward(self, x):
+        a, b = self.both(self.conv(x))
+        a.mul_(2)
+        return self.fc(b.clone().view(a.shape).mean((2, 3)))
+
+
+class LateView(nn.Module):
+    """A layer returns a view of a tensor that is kept, and written to, elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc, self.kept = nn.Conv2d(3, 4, 3), nn.Linear(4, 5), []
+        self.late = _Late(self.kept)
+
+    def forward(self, x):
+        self.kept.clear()
+        y = self.late(self.conv(x))
+        self.kept[0].mul_(2)
+        return self.fc(y.mean((2, 3)))
+
+
+class _Late(nn.Module):
+    def __init__(self, kept):
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x):
+        y = x * 1
+        self.kept.append(y)
+        return y.view_as(y)
+
+
+class CallsItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.inner, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 5)
+
+    def forward(self, x, depth=0):
+        y = self.inner(self.conv(x) if depth == 0 else x)
+        return self(torch.tanh(y), depth + 1) if depth < 2 else self.fc(y.mean((2, 3)))
+
+
+class HalfInPlace(nn.Module):
+    """An in-place layer is given a slice, and its result is dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.relu, self.fc = nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.relu(y[:, :2])
+        return self.fc(y.mean((2, 3)))
+
+
 class Raises(nn.Module):
     """Raises in the middle of a forward pass, when told to."""
 

@@ -194,7 +194,6 @@ def hookscope(*words, **options):
     root = Path(__file__).parent.parent
     return subprocess.Popen(
         [sys.executable, "-m", "hookscope", *words],
-        stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(root), "COLUMNS": "100"},
         text=True,
         # A job in the background is started with interrupts ignored, and hands that on.
@@ -207,7 +206,7 @@ def hookscope(*words, **options):
 def test_a_signal_leaves_what_can_be_replaced(shell, model, code):
     picture(Path("pics/9.png"), 9, low=200, high=255)
     words = f"gradcam net.py:{model} pics -l net.conv -t 0 --batch-size 1 -o out"
-    with hookscope(*words.split(), stdout=subprocess.DEVNULL) as process:
+    with hookscope(*words.split(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         _, said = process.communicate()
     assert process.returncode == code
     assert "Traceback" not in said
@@ -264,9 +263,28 @@ def test_a_print_that_nobody_reads_does_not_end_the_model(shell):
     ids=["lines", "help", "json-of-a-failed-gate"],
 )
 def test_a_reader_that_leaves_changes_no_code(shell, words, code):
-    with hookscope(*words.split(), stdout=subprocess.PIPE) as process:
+    with hookscope(*words.split(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         said = process.stderr.read()
     assert process.returncode == code
     assert "Traceback" not in said
     assert "BrokenPipe" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "stream", "code"),
+    [
+        (["models", "resnet18"], "stdout", 6),
+        (["--help"], "stdout", 6),
+        (["gradcam", "net.py:build", "missing.png", "-o", "out"], "stderr", 4),
+    ],
+    ids=["results", "help", "complaints"],
+)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_costs_results_not_the_truth_of_the_exit_code(shell, words, stream, code):
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} | {stream: full}
+        process = hookscope(*words, **streams)
+        said = process.communicate()[1] or ""
+    assert process.returncode == code
+    assert "Traceback" not in said

@@ -365,9 +365,11 @@ def test_target_words():
     with pytest.raises(UsageError) as caught:
         parse_targets(["Egyptian cta"], names)
     assert "'Egyptian cat'" in caught.value.hint
-    for bad in ("top:0", "top:x"):
+    for bad in ("top:0", "top:x", "top:99999999999999999999"):
         with pytest.raises(UsageError, match="is not top:K"):
             parse_targets([bad], names)
+    with pytest.raises(UsageError, match="is out of range"):
+        parse_targets(["99999999999999999999"], names)
     with pytest.raises(UsageError, match="class names are unknown"):
         parse_targets(["cat"], None)
 

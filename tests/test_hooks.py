@@ -17,7 +17,7 @@ from hookscope.errors import ModelError, UsageError
 from hookscope.hooks import Needs, Probe, attached, preserved
 from hookscope.layers import Site, Status
 from hookscope.nested import rebuilt, tensors_in
-from hookscope.runner import Objective, running
+from hookscope.runner import Objective, list_layers, running
 
 OBJECTIVE = Objective("score", score)
 
@@ -545,6 +545,97 @@ def test_one_tensor_under_several_arguments_has_one_gradient():
     seen, _ = observe(model, x)
     assert [site.output for site in seen.input_gradients if site.layer == "attention"] == ["0"]
     torch.testing.assert_close(seen.input_gradients[Site("attention", 0, "0")], seen.gradients[Site("lin")])
+
+
+@pytest.mark.parametrize(
+    "make", [nets.TwoViews, nets.LateView, nets.HalfInPlace, nets.CallsItself, nets.Tokens]
+)
+def test_looking_never_changes_a_parameters_gradient(make):
+    model, x = nets.seeded(make), nets.picture()
+    seen, _ = observe(model, x)
+    named = dict(model.named_parameters())
+    wanted = torch.autograd.grad(score(model(x)), list(named.values()))
+    for name, gradient in zip(named, wanted, strict=True):
+        torch.testing.assert_close(seen.params[name], gradient, msg=name)
+
+
+def test_a_model_that_calls_itself_keeps_all_its_calls():
+    model, x = nets.seeded(nets.CallsItself), nets.picture()
+    seen, done = observe(model, x, ["conv", "inner"])
+    assert [str(site) for site in done.sites] == ["conv", "inner", "inner@1", "inner@2"]
+    first = model.inner(model.conv(x)).detach()
+    torch.testing.assert_close(seen.outputs[Site("inner")], first, rtol=1e-6, atol=1e-6)
+    y = first.requires_grad_()
+    last = model.inner(torch.tanh(model.inner(torch.tanh(y))))
+    (wanted,) = torch.autograd.grad(score(model.fc(last.mean((2, 3)))), y)
+    torch.testing.assert_close(seen.gradients[Site("inner")], wanted)
+
+
+def test_an_in_place_layer_on_a_dropped_slice_is_unobservable_not_without_a_path():
+    for params in (True, False):
+        _, done = observe(nets.seeded(nets.HalfInPlace), nets.picture(), "relu", params=params)
+        assert done.unobservable == {Site("relu")}
+        assert not done.unreached["score"]
+
+
+def test_a_model_that_writes_to_its_own_weights_is_refused():
+    class Shrinking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.fc.weight.mul_(0.5)
+            self.other.weight = nn.Parameter(torch.zeros(2, 3))
+            return self.fc(x) + self.other(x)
+
+    model = nets.seeded(Shrinking)
+    kept = model.other.weight
+    with pytest.raises(ModelError, match="wrote to 1 parameter of its own"):
+        observe(model, torch.ones(1, 3))
+    assert model.other.weight is kept
+
+
+def test_leaving_python_is_the_models_failure():
+    class Leaving(nn.Module):
+        def forward(self, x):
+            raise SystemExit(0)
+
+    with (
+        pytest.raises(ModelError, match="the model raised SystemExit"),
+        running(Leaving(), [], ".") as runner,
+    ):
+        runner.forward(nets.picture())
+
+
+def test_a_layer_inside_checkpointing_is_explained_by_the_whole_graph():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, x):
+            y = checkpoint(lambda t: self.b(t).relu(), self.a(x), use_reentrant=False)
+            return self.fc(y.mean((2, 3)))
+
+    model, x = nets.seeded(Checkpointed), nets.picture()
+    whole, _ = observe(model, x, "b")
+    cut, _ = observe(model, x, "b", params=False)
+    torch.testing.assert_close(cut.gradients[Site("b")], whole.gradients[Site("b")])
+
+
+def test_a_layer_that_the_model_adds_while_it_runs_is_left_out():
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            self.new = nn.ReLU()
+            return self.new(self.conv(x)).mean((2, 3))
+
+    assert [layer.name for layer in list_layers(nets.seeded(Growing), nets.picture(1))] == [".", "conv"]
 
 
 def test_nested_values_are_rebuilt_with_only_the_named_tensors_replaced():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -56,6 +57,7 @@ def _code(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
         code = _invoke(arguments)
+        talk.finish()
     except BaseException as error:
         if debug and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             import traceback
@@ -87,6 +89,11 @@ def _ended(error: BaseException) -> int:
         if isinstance(error.__context__, BrokenPipeError):  # rich, while it prints a help text
             return int(ExitCode.OK)
         return error.code if isinstance(error.code, int) else int(ExitCode.BUG)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        talk.complain(
+            "error", f"cannot write the results: {error.strerror}", "is the disk that takes them full?"
+        )
+        return int(ExitCode.OUTPUT)
     usage = _usage_message(error)
     if usage:
         talk.complain("error", *usage)

@@ -195,11 +195,16 @@ def _put(stream: TextIO, text: str) -> None:
 
 @contextmanager
 def _reader_may_leave(stream: TextIO) -> Iterator[None]:
-    """A closed pipe, as of `| head`, silences the stream; it ends no work and changes no exit code."""
+    """A closed pipe, as of `| head`, silences the stream; it ends no work and changes no exit code.
+
+    So does whatever keeps stderr from being written. A disk too full for stdout, where results go, is raised, once.
+    """
     try:
         yield
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+            raise
 
 
 def _coloured(kind: str) -> str:
