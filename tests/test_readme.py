@@ -85,13 +85,21 @@ def test_the_shown_output_is_what_is_printed(folder, monkeypatch, capsys):
     assert "\n".join(f"    {line}" for line in shown.splitlines()) in README
 
 
-def test_the_python_of_the_readme_runs(capsys):
+def test_the_python_of_the_readme_runs(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
     namespace = {"__name__": "readme"}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), namespace)
     printed = capsys.readouterr().out
     for wanted in re.findall(r"print\(.*\)  # (.*)", README):
         assert wanted in printed
+
+
+def test_the_configuration_of_the_readme_runs(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (block,) = blocks("toml")
+    Path("recipe.toml").write_text(block)
+    assert main(["run", "recipe.toml", "-o", "recipe"]) == 0, capsys.readouterr().err
 
 
 def test_every_command_is_described():
