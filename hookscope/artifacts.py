@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -28,15 +29,25 @@ class MapStatus(StrEnum):
 
 @dataclass(frozen=True)
 class Target:
-    """A class whose score a map explains: `name` as asked for (`top1`, `285`), and what it came to."""
+    """What a map explains in one picture: `name` as asked for (`top1`, `285`, `norm`), and what it came to.
+
+    `index`: the class, `None` where it is none. `box`: of a detection, (left, top, right, bottom) in pixels of the
+    model's input. `against`: classes whose scores are subtracted. `missing`: why this picture has no such thing,
+    `""` where it has.
+    """
 
     name: str
-    index: int
+    index: int | None = None
     label: str = ""
     score: float | None = None
     probability: float | None = None
+    box: tuple[float, float, float, float] | None = None
+    against: tuple[int, ...] = ()
+    missing: str = ""
 
     def __str__(self) -> str:
+        if self.index is None:
+            return self.label or self.name
         return self.label or f"class {self.index}"
 
 
@@ -71,6 +82,9 @@ class Heat:
     `values`: (h, w) float32 at the layer's resolution, the raw scale kept; `method` says how it was made.
     `target`: the class it explains, `None` where it explains none.
     `minimum`, `maximum`: over the finite values; of a `negative-only` map before its ReLU.
+    `signed`: values below zero are kept and mean something. `covers`: which shares of the map's height and width,
+    from the top left, lie on the picture; the rest is padding that the model added.
+    `scores`: how well the map explains, by name, where that was measured.
     """
 
     kind: str
@@ -82,6 +96,9 @@ class Heat:
     maximum: float
     status: MapStatus = MapStatus.OK
     target: Target | None = None
+    signed: bool = False
+    covers: tuple[float, float] = (1.0, 1.0)
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
