@@ -84,7 +84,8 @@ class Heat:
     `minimum`, `maximum`: over the finite values; of a `negative-only` map before its ReLU.
     `signed`: values below zero are kept and mean something. `covers`: which shares of the map's height and width,
     from the top left, lie on the picture; the rest is padding that the model added.
-    `scores`: how well the map explains, by name, where that was measured.
+    `scores`: how well the map explains, by name, where that was measured. `vmax`: the value of the highest colour,
+    where it is not the map's own maximum.
     """
 
     kind: str
@@ -99,6 +100,44 @@ class Heat:
     signed: bool = False
     covers: tuple[float, float] = (1.0, 1.0)
     scores: Mapping[str, float] = field(default_factory=dict)
+    vmax: float | None = None
+
+    @property
+    def peak(self) -> float:
+        """The greatest finite value, of a signed map the greatest magnitude; 0 where none is above 0."""
+        import numpy as np
+
+        finite = self.values[np.isfinite(self.values)]
+        return float(np.max(np.abs(finite) if self.signed else finite, initial=0))
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """All maps of one picture, to be seen side by side."""
+
+    image: int
+    heats: tuple[Heat, ...]
+    kind: str = "gradcam"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One map as an earlier run had it and as it is now.
+
+    `before`, `now`: (h, w) float32, raw, each at its own resolution. `scores`: how alike they are, by name.
+    `signed`, `covers`: as of a `Heat`, the same for both.
+    """
+
+    image: int
+    site: Site
+    method: str
+    target: Target | None
+    before: Floats
+    now: Floats
+    scores: Mapping[str, float] = field(default_factory=dict)
+    signed: bool = False
+    covers: tuple[float, float] = (1.0, 1.0)
+    kind: str = "compare"
 
 
 @dataclass(frozen=True)

@@ -43,3 +43,8 @@ class Background:
         for future in self._behind:
             future.result()
         self._behind, self._now = self._now, []
+
+    def drain(self) -> None:
+        """Wait for all calls; raises what one of them raised."""
+        self.settle()
+        self.settle()

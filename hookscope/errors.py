@@ -94,8 +94,8 @@ def near_misses(name: str, known: Iterable[str], count: int = 3) -> str:
     return f"did you mean {', '.join(names)}?" if names else ""
 
 
-def check_choice(flag: str, value: str, known: Iterable[str]) -> None:
-    """Nothing, where the value is one of those known.
+def check_choice(flag: str, value: str, known: Iterable[str]) -> str:
+    """The value, where it is one of those known.
 
     Raises:
         UsageError: it is not; the nearest, or all of them, are in the hint.
@@ -105,3 +105,4 @@ def check_choice(flag: str, value: str, known: Iterable[str]) -> None:
         raise UsageError(
             f"{flag} {value!r} is unknown", near_misses(value, known) or f"one of {', '.join(known)}"
         )
+    return value

@@ -6,12 +6,13 @@ Guesses nothing from a layer's name. Where no layout is certain it is `""`, neve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
+from hookscope.errors import UsageError
 from hookscope.layers import OutputInfo, Site
 
 Shape = tuple[int, ...]
@@ -84,6 +85,25 @@ def is_spatial(info: OutputInfo) -> bool:
     """Whether the output has more than one position on the picture."""
     positions = info.grid[0] * info.grid[1] if info.grid is not None else 0
     return positions > 1 and not info.dtype.startswith("complex")
+
+
+def with_grid(outputs: Mapping[Site, OutputInfo], size: tuple[int, int]) -> dict[Site, OutputInfo]:
+    """The outputs with tokens laid out in rows and columns of that size, what comes before them taken for a prefix.
+
+    Raises:
+        UsageError: no layer returns as many tokens.
+    """
+    height, width = size
+    found, fitted = dict(outputs), False
+    for site, info in outputs.items():
+        prefix = info.shape[1] - height * width if info.layout == "NTC" else -1
+        if 0 <= prefix <= _MAX_PREFIX:
+            found[site], fitted = replace(info, grid=(height, width, prefix)), True
+    if not fitted:
+        counts = sorted({info.shape[1] for info in outputs.values() if info.layout == "NTC"})
+        tokens = f"layers return {', '.join(map(str, counts))} tokens" if counts else "no layer returns tokens"
+        raise UsageError(f"--grid {height}x{width} fits no layer", tokens)
+    return found
 
 
 def to_nchw(tensor: Tensor, layout: str, grid: Grid | None = None) -> Tensor:

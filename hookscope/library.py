@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hookscope.artifacts import MapStatus
+from hookscope.artifacts import MapStatus, Target
+from hookscope.cam import PIXELS
 from hookscope.cam.choice import spatial_selection
+from hookscope.cam.explain import Explainer
+from hookscope.cam.fusing import HOW
 from hookscope.cam.methods import method
-from hookscope.cam.targets import TargetSpec, logits_of, score_objective
-from hookscope.errors import UsageError
+from hookscope.cam.outputs import embedding_of
+from hookscope.cam.plan import Made, Plan, Smooth
+from hookscope.cam.questions import Asked, Question
+from hookscope.cam.rounds import Passes
+from hookscope.cam.targets import TargetSpec, parse_targets
+from hookscope.errors import UsageError, check_choice
 from hookscope.gradreport import GradReport, grad_report
 from hookscope.hooks import Needs, Probe
-from hookscope.layers import Selection, Site, all_names, modules_by_name, select
-from hookscope.layouts import Layouts
+from hookscope.layers import OutputInfo, Selection, Site, all_names, modules_by_name, select
+from hookscope.layouts import Layouts, with_grid
 from hookscope.losses import loss_function, loss_objective
-from hookscope.probes.cam import CamProbe
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.runner import Objective, running
@@ -30,18 +36,24 @@ from hookscope.wrappers import unwrapped
 class CamMap:
     """A class-activation map of one picture.
 
-    `raw`: (h, w) float32, >= 0, at the layer's own resolution and in the score's own scale; not a number where the
-    gradient cannot be seen (status `undefined`). `target`: the class. `output`: which tensor of a nested output.
+    `raw`: (h, w) float32, >= 0 unless `relu=False`, at the layer's own resolution and in the score's own scale; not a
+    number where the gradient cannot be seen or the picture has no such target (status `undefined`). `target`: the
+    class, `None` where it is none. `output`: which tensor of a nested output. `explained`: all that is known of the
+    target: its score, and a detection's box; `None` for a method of no class. `minimum`, `maximum`: of the finite
+    values; of a `negative-only` map, before its ReLU.
     """
 
     image: int
     layer: str
     call: int
     method: str
-    target: int
+    target: int | None
     raw: Tensor
     status: MapStatus
     output: str = ""
+    explained: Target | None = None
+    minimum: float = 0.0
+    maximum: float = 0.0
 
 
 class _Keep(Probe):
@@ -83,19 +95,50 @@ def gradcam(
     model: nn.Module,
     x: Tensor,
     *,
-    layers: str | Iterable[str],
-    targets: Sequence[int] | Tensor | None = None,
+    layers: str | Iterable[str] = (),
+    targets: Sequence[int] | Tensor | str | None = None,
     methods: str | Iterable[str] = ("gradcam",),
+    contrast: Sequence[int] = (),
+    similar_to: Tensor | None = None,
+    logits: str | None = None,
+    pixels: str = "mask",
+    point: tuple[float, float] | None = None,
+    min_score: float = 0.5,
+    smooth: str | None = None,
+    fuse: str | None = None,
+    relu: bool = True,
+    grid: tuple[int, int] | None = None,
+    samples: int = 16,
+    noise: float = 0.15,
+    top_channels: int | None = None,
+    seed: int = 0,
 ) -> list[CamMap]:
-    """Class-activation maps of every picture, target, layer and method, from one forward pass.
+    """Class-activation maps of every picture, target, layer and method, from one forward pass where one will do.
+
+    Methods that need more (`scorecam`, `ablationcam`, noise) make them without a graph, or beside the main pass. The
+    model may be a classifier, or return a map of class scores, a list of detections, or an embedding.
 
     Args:
-        model: a classifier; run in eval mode, left as it was found. Frozen parameters and `no_grad` do not matter.
+        model: run in eval mode, left as it was found. Frozen parameters and `no_grad` do not matter.
         x: (N, C, H, W), on the model's device.
-        layers: globs; each must match a layer with a spatial output.
-        targets: classes, each explained for every picture; or an (N,) integer tensor, one a picture; or
-            nothing: each picture's best class.
+        layers: globs; each must match a layer with a spatial output. Not needed for methods of the input alone.
+        targets: classes, each explained for every picture; or an (N,) integer tensor, one a picture; or words as
+            for `--target`, such as `"top:3"` or `"norm"`; or nothing: each picture's best class.
         methods: names in `hookscope.cam.methods.METHODS`.
+        contrast: classes whose mean score, times 0.6, is subtracted (FinerCAM).
+        similar_to: (1, C, H, W), a picture: explains the cosine of both embeddings, and nothing else where no
+            `targets` are given.
+        logits: path of the tensor in a nested output that holds the scores, such as `"logits"` or `"1"`.
+        pixels, point: of a segmentation, the class's score over its own `mask`, over `all` pixels, or at the point
+            (x, y) in pixels of `x`.
+        min_score: of a detection.
+        smooth: `"flip"` or `"noise:N,SD"`, the mean of the maps of changed pictures.
+        fuse: `mean`, `max` or `refine`: one map of all layers, its `layer` their names joined by `+`.
+        relu: keep only what is above zero.
+        grid: rows and columns of the patches of token layers.
+        samples, noise, seed: noisy pictures of `smoothgrad` and `smoothgradcam++`: how many, their noise as a share
+            of the picture's range of values, and its seed.
+        top_channels: how many channels `scorecam` tries.
 
     Returns:
         Maps ordered by picture, then target, layer and method.
@@ -106,41 +149,46 @@ def gradcam(
     """
     model, _ = unwrapped(model)
     layouts = Layouts(modules_by_name(model), tuple(x.shape))
-    selection = select(model, layers)
-    specs = _target_specs(targets)
-    names = frozenset(spec.name for spec in specs)
-    probe = CamProbe(
-        frozenset(selection.names),
-        layouts.get,
-        [method(name) for name in ((methods,) if isinstance(methods, str) else methods)],
-        names,
+    chosen = tuple(
+        method(name) for name in dict.fromkeys((methods,) if isinstance(methods, str) else methods)
     )
-    classes: dict[str, Tensor] = {}
+    question = Question(
+        specs=() if targets is None and similar_to is not None else _target_specs(targets),
+        key=logits,
+        contrast=_target_specs(list(contrast)) if contrast else (),
+        pixels=check_choice("pixels", pixels, PIXELS),
+        point=point,
+        min_score=min_score,
+        like=None if similar_to is None else _reference(model, similar_to, logits),
+    )
+    plan = Plan(
+        methods=chosen,
+        question=question,
+        smooth=None if smooth is None else Smooth.parse(smooth),
+        fuse=None if fuse is None else check_choice("fuse", fuse, HOW),
+        relu=relu,
+        passes=Passes(samples, noise, top_channels, seed),
+    )
+    selection = select(model, layers) if plan.needs_layers else Selection(())
+
+    def known() -> Mapping[Site, OutputInfo]:
+        return layouts.outputs if grid is None else with_grid(layouts.outputs, grid)
+
+    explainer = Explainer(plan, model, frozenset(selection.names), known)
 
     def objectives(output: Any) -> list[Objective]:
-        spatial_selection(selection, layouts.outputs)
-        logits = logits_of(output)
-        classes.update({spec.name: spec.classes(logits) for spec in specs})
-        return [score_objective(spec, classes[spec.name]) for spec in specs]
+        if selection.names:
+            spatial_selection(selection, known())
+        return explainer.ask(output, _asked(x, point))
 
     # The layouts are learnt in the same pass: one more forward, even of one picture, would cost more than that.
     everything = Selection(tuple(all_names(model)))
-    with running(model, [ShapeProbe(layouts), probe], everything) as runner:
-        done = runner.forward(x, objectives)
-    probe.fill(done.unreached, done.unobservable)
-    return [
-        CamMap(
-            image=found.image,
-            layer=found.site.layer,
-            call=found.site.call,
-            method=found.method,
-            target=int(classes[found.objective][found.image]),
-            raw=torch.from_numpy(found.values),
-            status=found.status,
-            output=found.site.output,
-        )
-        for found in probe.artifacts()
-    ]
+    with running(model, [ShapeProbe(layouts), explainer.probe], everything) as runner:
+        done = runner.forward(x, objectives if explainer.probe.needs.gradients else None)
+        if not explainer.probe.needs.gradients:
+            objectives(done.output)
+        made = explainer.maps(runner, x, done)
+    return [_cam_map(one) for one in made]
 
 
 def gradnorm(
@@ -177,9 +225,41 @@ def gradnorm(
     return grad_report(probe, model, statuses, called, done.unobservable)
 
 
-def _target_specs(targets: Sequence[int] | Tensor | None) -> tuple[TargetSpec, ...]:
+def _cam_map(made: Made) -> CamMap:
+    return CamMap(
+        image=made.image,
+        layer=made.site.layer,
+        call=made.site.call,
+        method=made.method,
+        target=made.target.index if made.target is not None else None,
+        raw=torch.from_numpy(made.values),
+        status=made.status,
+        output=made.site.output,
+        explained=made.target,
+        minimum=made.minimum,
+        maximum=made.maximum,
+    )
+
+
+def _asked(x: Tensor, point: tuple[float, float] | None) -> Asked:
+    height, width = x.shape[2], x.shape[3]
+    points: Sequence[tuple[float, float] | None] = ()
+    if point is not None:
+        inside = 0 <= point[0] < width and 0 <= point[1] < height
+        points = [((point[0] + 0.5) / width, (point[1] + 0.5) / height) if inside else None] * len(x)
+    return Asked(size=(height, width), positions=range(len(x)), points=points)
+
+
+def _reference(model: nn.Module, picture: Tensor, key: str | None) -> tuple[Tensor, str]:
+    with running(model, [], Selection(())) as runner:
+        return embedding_of(runner.outputs(picture), key)[0], "similar_to"
+
+
+def _target_specs(targets: Sequence[int] | Tensor | str | None) -> tuple[TargetSpec, ...]:
     if targets is None:
         return (TargetSpec("top1", rank=1),)
+    if isinstance(targets, str):
+        return parse_targets([targets], None)
     if isinstance(targets, Tensor):
         if targets.dim() != 1 or targets.is_floating_point():
             what = f"{tuple(targets.shape)} {targets.dtype}"

@@ -21,7 +21,8 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    from hookscope.cam.targets import check_classes, check_pictures, logits_of, raw_scores
+    from hookscope.cam.outputs import logits_of, raw_scores
+    from hookscope.cam.targets import check_classes, check_pictures
 
     check_pictures(logits_of(output), len(targets))
     check_classes(targets, logits_of(output).shape[1])
@@ -34,11 +35,13 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
 
 def score(output: Any, targets: Tensor) -> Tensor:
     """Mean score (logit) of the target class."""
-    from hookscope.cam.targets import check_classes, check_pictures, logits_of, score_sum
+    from hookscope.cam.outputs import logits_of
+    from hookscope.cam.targets import check_classes, check_pictures
 
-    check_pictures(logits_of(output), len(targets))
-    check_classes(targets, logits_of(output).shape[1])
-    return score_sum(output, targets) / len(targets)
+    logits = logits_of(output)
+    check_pictures(logits, len(targets))
+    check_classes(targets, logits.shape[1])
+    return logits.gather(1, targets.to(logits.device)[:, None]).mean()
 
 
 LOSSES: dict[str, LossFunction] = {"cross_entropy": cross_entropy, "score": score}
@@ -100,7 +103,7 @@ def own_targets(loss: LossFunction, output: Any) -> Any:
 
 def predictions(output: Any) -> Tensor:
     """(N,) the best class of every picture."""
-    from hookscope.cam.targets import logits_of
+    from hookscope.cam.outputs import logits_of
 
     return logits_of(output).detach().argmax(dim=1)
 

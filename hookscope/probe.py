@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -57,3 +58,32 @@ class Probe:
     def follows(self, objective: str) -> bool:
         """Whether the probe wants to be told of an objective's gradients."""
         return self.objectives is None or objective in self.objectives
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The probes that want to be told of a layer's inputs, outputs and output gradients."""
+
+    inputs: Sequence[Probe]
+    outputs: Sequence[Probe]
+    gradients: Sequence[Probe]
+
+
+class Audience:
+    """Who among the probes listens to which layer."""
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._probes = tuple(probes)
+        self._heard: dict[str, Heard] = {}
+
+    def of(self, layer: str) -> Heard:
+        """The probes that listen to the layer, found out once."""
+        heard = self._heard.get(layer)
+        if heard is None:
+            probes = [probe for probe in self._probes if probe.hears(layer)]
+            heard = self._heard[layer] = Heard(
+                inputs=[probe for probe in probes if probe.needs.inputs or probe.needs.input_gradients],
+                outputs=[probe for probe in probes if probe.needs.outputs],
+                gradients=[probe for probe in probes if probe.needs.gradients],
+            )
+        return heard

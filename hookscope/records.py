@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import hookscope
-from hookscope.cam.targets import label_of, logits_of, probabilities_of
+from hookscope.cam.outputs import logits_of, probabilities_of
+from hookscope.cam.targets import label_of
 from hookscope.errors import UsageError
 from hookscope.images import ImageFailure
 from hookscope.layers import LayerInfo, Site, Status

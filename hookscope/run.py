@@ -7,74 +7,26 @@ Knows the order of things and nothing of their insides. Prints nothing: what a p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
 from torch import Tensor
 
-from hookscope.artifacts import Heat, Tiles
 from hookscope.background import Background, writing_threads
 from hookscope.cam.choice import site_infos
 from hookscope.errors import ExitCode, NothingMeasured, UsageError, worst
-from hookscope.images import Found
+from hookscope.filing import Filing
+from hookscope.job import Job, Report, manifest_of, subject_of
 from hookscope.layers import ROOT, LayerInfo, Selection, Site, modules_by_name
 from hookscope.loading import Batch, batches, default_workers
-from hookscope.models import LoadedModel
-from hookscope.output.directory import OutputDir
-from hookscope.output.manifest import Manifest
-from hookscope.output.writers import (
-    PictureOptions,
-    Place,
-    Writing,
-    prepared,
-    write_document,
-    write_summary,
-    write_table,
-)
-from hookscope.records import failure_record, layer_records, model_record, top_records, versions
+from hookscope.records import failure_record, layer_records, top_records
 from hookscope.runner import Objective, Pass, Runner, list_layers, running
 from hookscope.tasks import Conclusion, Subject, Task
 
 # A model that takes pictures at their own size may see a new one every time.
 _SIZES_KNOWN = 16
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """How a task's pictures are drawn, and whether the originals are needed for it."""
-
-    picture: PictureOptions = field(default_factory=PictureOptions)
-    overlay: bool = False
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a run needs, resolved: a loaded model, found pictures, tasks, and where the files go.
-
-    `drawing`: how each task's pictures are drawn, by the task's name. `options`: for the manifest.
-    """
-
-    command: str
-    loaded: LoadedModel
-    found: Found
-    tasks: Sequence[Task]
-    out: OutputDir
-    drawing: Mapping[str, Drawing]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    batch_size: int = 8
-    workers: int | None = None
-    progress: Callable[[int, int], None] = lambda done, total: None
-
-
-@dataclass(frozen=True)
-class Report:
-    """How a run ended: the manifest as it was written, the exit code, and lines for a person."""
-
-    manifest: Manifest
-    exit_code: ExitCode
-    lines: tuple[str, ...] = ()
 
 
 def execute(job: Job) -> Report:
@@ -99,7 +51,7 @@ def plan(job: Job) -> Report:
     patterns: dict[str, Sequence[str]] = {}
     for selection in selections:
         patterns |= selection.resolved
-    manifest = _manifest(
+    manifest = manifest_of(
         job, patterns=patterns, images=[*images, *map(failure_record, job.found.failures)], layers=layers
     )
     code = ExitCode.IMAGES if job.found.failures else ExitCode.OK
@@ -108,7 +60,7 @@ def plan(job: Job) -> Report:
 
 def _selections(job: Job) -> list[Selection]:
     """What the patterns choose, before anything is run; a task that needs a run first has none yet."""
-    subject = Subject(job.loaded.module, job.loaded.categories, _note(job.loaded))
+    subject = subject_of(job)
     return list(filter(None, (task.select(subject) for task in job.tasks)))
 
 
@@ -117,13 +69,15 @@ class _Run:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.subject = Subject(job.loaded.module, job.loaded.categories, _note(job.loaded))
+        self.subject = subject_of(job)
+        self.filing = Filing(job, self.subject.note)
         self.selection = Selection(())
         self.patterns: dict[str, Sequence[str]] = {}
         self.images: dict[int, dict[str, Any]] = {}
         self.tasks = list(job.tasks)
         self._recorded: list[LayerInfo] = []
         self._begun = False
+        self._looked = False
         self.warnings: list[str] = list(job.loaded.warnings)
         self.codes = [ExitCode.IMAGES] if job.found.failures else [ExitCode.OK]
         self._known: dict[tuple[int, ...], list[LayerInfo]] = {}
@@ -135,8 +89,9 @@ class _Run:
                     deque(map(self._record_failures, group), maxlen=0)
                 else:
                     self._measure_group(group, writers)
+            self.filing.draw(writers)
         self._begin()
-        return self._finish([self._concluded(task) for task in self.tasks if self.selection.names])
+        return self._finish([self._concluded(task) for task in self.tasks if self._looked])
 
     def _begin(self) -> None:
         """Make the directory ours. Not before there is something to write: until then an earlier run's is kept."""
@@ -157,14 +112,15 @@ class _Run:
     def _measure_group(self, group: Iterator[Batch], writers: Background) -> None:
         """Measure batches of one picture size, so that one look at the layers serves them all."""
         first = next(group)
-        self._look(self._entering(replace(first, items=first.items[:1])))
+        self._look(replace(first, items=first.items[:1]))
         probes = [task.probe() for task in self.tasks]
         with running(self.subject.model, probes, self.selection) as runner:
             for batch in chain([first], group):
                 self._measure(runner, batch, writers)
 
-    def _look(self, x: Tensor) -> None:
-        """Learn the layers' outputs for this size and, at the first, choose the layers."""
+    def _look(self, single: Batch) -> None:
+        """Learn the layers' outputs for this size of picture and, at the first, choose the layers."""
+        x = self._entering(single)
         shape = tuple(x.shape)
         if shape not in self._known:
             self._known = {**self._known, shape: list_layers(self.subject.model, x)}
@@ -172,10 +128,11 @@ class _Run:
                 del self._known[oldest]
         self.subject.layers = self._known[shape]
         self.subject.outputs = site_infos(self.subject.layers)
-        if self.selection.names:
+        if self._looked:
             return
+        self._looked = True
         _check_categories(self.subject)
-        chosen = self._chosen(x)
+        chosen = self._chosen(x, single)
         names = {name for selection in chosen for name in selection.names}
         for selection in chosen:
             self.patterns |= selection.resolved
@@ -184,12 +141,12 @@ class _Run:
         self._recorded = [layer for layer in self.subject.layers if layer.name in recorded]
         self.selection = Selection(tuple(layer.name for layer in self._recorded if layer.name in names))
 
-    def _chosen(self, x: Tensor) -> list[Selection]:
+    def _chosen(self, x: Tensor, single: Batch) -> list[Selection]:
         """What each task attaches to; one that can measure nothing drops out, unless it is the only one."""
         chosen = {}
         for task in self.tasks:
             try:
-                chosen[task.name] = task.choose(self.subject, x)
+                chosen[task.name] = task.choose(self.subject, x, single)
             except NothingMeasured as error:
                 if len(self.tasks) == 1:
                     raise
@@ -205,24 +162,20 @@ class _Run:
             return [objective for task in self.tasks for objective in task.objectives(output, batch)]
 
         needs_graph = any(probe.needs.gradients for probe in runner.probes)
-        done = runner.forward(self._entering(batch), objectives if needs_graph else None)
+        x = self._entering(batch)
+        done = runner.forward(x, objectives if needs_graph else None)
+        if not needs_graph:
+            objectives(done.output)
         self._record_pictures(batch, done)
         self._begin()
         for task in self.tasks:
-            for artefact in task.collect(done, batch):
-                writers.submit(self._prepared(task, artefact, batch))
+            for artefact in task.collect(done, batch, runner, x):
+                self.filing.take(task, artefact, batch.items[artefact.image], writers)
         writers.settle()
-        self.job.progress(len(self.images), len(self.job.found.refs))
+        self.job.progress("pictures", len(self.images), len(self.job.found.refs))
 
     def _entering(self, batch: Batch) -> Tensor:
         return self.job.loaded.batch([item.tensor for item in batch.items])
-
-    def _prepared(self, task: Task, artefact: Tiles | Heat, batch: Batch) -> Writing:
-        """The writing of an artefact: its name is given out now, in order, and its files are made by any thread."""
-        item = batch.items[artefact.image]
-        folder = f"{task.name}/{item.ref.key}" if len(self.job.tasks) > 1 else item.ref.key
-        place = Place(folder, item.ref.path, item.picture, item.view, self.subject.note)
-        return prepared(self.job.out, artefact, place, self.job.drawing[task.name].picture)
 
     def _record_failures(self, batch: Batch) -> None:
         for ref, failure in batch.failures:
@@ -241,20 +194,14 @@ class _Run:
         except NothingMeasured as error:
             self.codes.append(error.exit_code)
             return Conclusion(warnings=(f"{task.name}: {error}",))
-        prefix = f"{task.name}/" if len(self.job.tasks) > 1 else ""
-        for table in conclusion.tables:
-            write_table(self.job.out, table, name=f"{prefix}{table.kind}", formats=("csv", "json"))
-        if conclusion.summary:
-            write_summary(self.job.out, conclusion.summary, name=f"{prefix}{task.name}")
-        for name, data in conclusion.documents.items():
-            write_document(self.job.out, f"{prefix}{name}", data, kind=task.name)
+        self.filing.conclude(task, conclusion)
         return conclusion
 
     def _finish(self, conclusions: Sequence[Conclusion]) -> Report:
         findings = [finding for conclusion in conclusions for finding in conclusion.findings]
         if findings:
             self.codes.append(ExitCode.CHECK_FAILED)
-        manifest = _manifest(
+        manifest = manifest_of(
             self.job,
             patterns=self.patterns,
             images=[
@@ -281,20 +228,6 @@ class _Run:
             for layer in self._recorded
             for site, record in layer_records(layer)
         ]
-
-
-def _manifest(job: Job, **found: Any) -> Manifest:
-    return Manifest(
-        command=job.command,
-        versions=versions(),
-        model=model_record(job.loaded),
-        options=job.options,
-        **{"warnings": job.loaded.warnings, **found},
-    )
-
-
-def _note(loaded: LoadedModel) -> str:
-    return "RANDOM WEIGHTS" if loaded.random_weights else ""
 
 
 def _check_categories(subject: Subject) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,36 +16,19 @@ from torch import Tensor, nn
 
 from hookscope.cutting import Cut
 from hookscope.errors import HookscopeError, ModelError
-from hookscope.hooks import Attachment, Probe, attached, came_from_probe, preserved
+from hookscope.hooks import Attachment, Edit, Probe, attached, came_from_probe, preserved
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, all_names, modules_by_name
 from hookscope.layouts import Layouts
-from hookscope.nested import rebuilt, tensors_in
+from hookscope.passes import Objective as Objective
+from hookscope.passes import Pass as Pass
+from hookscope.passes import called, requiring
 from hookscope.probes.shapes import ShapeProbe
+from hookscope.recording import copied
+from hookscope.replay import Continuation, Replays
 from hookscope.wording import one_line
 from hookscope.wrappers import unwrapped
 
-
-@dataclass(frozen=True)
-class Objective:
-    """A named scalar to differentiate: `scalar(output)` is a 0-dimensional tensor of the model's output."""
-
-    name: str
-    scalar: Callable[[Any], Tensor]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One forward pass: what the model returned (without a graph), and the sites no gradient came to.
-
-    `unreached[objective]` are the sites of the probes that follow it which the score does not depend on;
-    `unobservable` those whose gradient cannot be seen: their output is a view of their input, written later.
-    """
-
-    output: Any
-    sites: tuple[Site, ...]
-    unreached: dict[str, frozenset[Site]]
-    unobservable: frozenset[Site]
-    values: dict[str, float]
+_NO_LAYERS = Selection(())
 
 
 class _NoGradient(ModelError):
@@ -56,13 +39,15 @@ class Runner:
     """A model with probes on it, ready for any number of batches; made by `running()`."""
 
     def __init__(
-        self, model: nn.Module, probes: Sequence[Probe], attachment: Attachment, cut: Cut | None
+        self, model: nn.Module, attachment: Attachment, cut: Cut | None, trainable: Sequence[nn.Parameter]
     ) -> None:
         self.model = model
-        self.probes = tuple(probes)
+        self.probes = attachment.probes
         self.attachment = attachment
         self._cut = cut
+        self._trainable = tuple(trainable)
         self._unused: frozenset[Site] = frozenset()
+        self._replays = Replays(model, self.outputs, attachment.muted)
 
     def forward(self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None = None) -> Pass:
         """Run the model on a batch for all probes, then one backward pass for each objective.
@@ -95,6 +80,61 @@ class Runner:
             self._unused |= unused
         return done
 
+    @contextmanager
+    def aside(
+        self,
+        probes: Sequence[Probe],
+        layers: str | Iterable[str] | Selection = _NO_LAYERS,
+        edits: Sequence[Edit] = (),
+    ) -> Iterator[Runner]:
+        """A second runner over the same model with probes of its own; this one's hear nothing meanwhile.
+
+        Its graph is cut as in `running()`, and parameters take part in it only where one of its probes needs their
+        gradients. May be used inside a pass of this runner, as by an objective.
+
+        Args:
+            probes: who is told of the passes made aside.
+            layers: globs of the layers they may hear of; none may be given.
+            edits: changes that hold in every `forward` made aside.
+
+        Raises:
+            UsageError: a pattern matches no layer, or an edit names none.
+        """
+        with self.attachment.muted(), _ready(self.model, probes, layers, edits, self._trainable) as runner:
+            yield runner
+
+    def outputs(self, x: Tensor, edits: Sequence[Edit] = ()) -> Any:
+        """The model's output for a batch, without a graph and a copy; no probe hears of the pass.
+
+        Args:
+            x: (N, C, H, W) on the model's device; never written to.
+            edits: all the changes that hold in this pass.
+
+        Raises:
+            ModelError: the model raised; its own message is passed on.
+            UsageError: an edit names no layer.
+        """
+        with (
+            self.attachment.muted(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+            attached(self.model, (), _NO_LAYERS, edits) if edits else nullcontext(),
+        ):
+            return copied(called(self.model, x.detach().clone()))
+
+    def continuation(self, x: Tensor, site: Site) -> Continuation:
+        """The rest of the model after a site, for one picture: called with new values there, any number at once.
+
+        Args:
+            x: (1, C, H, W) on the model's device.
+            site: a tensor that some layer returns.
+
+        Raises:
+            ModelError: the model raised; its own message is passed on.
+            UsageError: the model has no such site, or `x` is not one picture.
+        """
+        return self._replays.continuation(x, site)
+
     def _attempt(
         self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None, cut: Cut | None
     ) -> Pass:
@@ -106,8 +146,8 @@ class Runner:
         reads = cut.reads if with_graph and cut is not None else nullcontext()
         try:
             with torch.set_grad_enabled(with_graph), reads:
-                output = _called(self.model, entering)
-            plain = _without_graph(output)
+                output = called(self.model, entering)
+            plain = copied(output)
             chosen = list(objectives(plain)) if objectives is not None else []
             unreached, values = self._backward(output, chosen)
             attachment = self.attachment
@@ -170,19 +210,34 @@ def running(
     """A `Runner` over the model in eval mode; the model is left exactly as it was found.
 
     The graph is cut at the first chosen layer unless a probe needs the gradients of parameters or of inputs;
-    works inside `no_grad` and `inference_mode`, and with frozen parameters.
+    parameters take part in it only where a probe needs theirs. Works inside `no_grad` and `inference_mode`, and
+    with frozen parameters.
     """
     model, _ = unwrapped(model)
-    whole = any(probe.needs.param_gradients or probe.needs.input_gradients for probe in probes)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(preserved(model))
         model.eval()
-        if not whole:
-            for parameter in model.parameters():
-                parameter.requires_grad = False
-        attachment = stack.enter_context(attached(model, probes, layers))
-        yield Runner(model, probes, attachment, None if whole else Cut())
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        yield stack.enter_context(_ready(model, probes, layers, (), trainable))
+
+
+@contextmanager
+def _ready(
+    model: nn.Module,
+    probes: Sequence[Probe],
+    layers: str | Iterable[str] | Selection,
+    edits: Sequence[Edit],
+    trainable: Sequence[nn.Parameter],
+) -> Iterator[Runner]:
+    """A `Runner` over a model that somebody else preserves; `trainable`: its parameters that were not frozen."""
+    with_parameters = any(probe.needs.param_gradients for probe in probes)
+    whole = with_parameters or any(probe.needs.input_gradients for probe in probes)
+    with (
+        requiring(model, trainable if with_parameters else ()),
+        attached(model, probes, layers, edits) as hooks,
+    ):
+        yield Runner(model, hooks, None if whole else Cut(), trainable)
 
 
 def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
@@ -236,21 +291,3 @@ def _static_infos(model: nn.Module) -> list[LayerInfo]:
 def _parameter_count(module: nn.Module) -> int:
     uninitialized = nn.parameter.UninitializedParameter
     return sum(p.numel() for p in module.parameters() if not isinstance(p, uninitialized))
-
-
-def _called(model: nn.Module, x: Tensor) -> Any:
-    try:
-        return model(x)
-    except (HookscopeError, MemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        if came_from_probe(error):
-            raise
-        raise ModelError(
-            f"the model raised {type(error).__name__} on an input of shape {tuple(x.shape)}: {one_line(error)}",
-            "is the size right? --resize and --crop set it; --debug shows where",
-        ) from error
-
-
-def _without_graph(output: Any) -> Any:
-    return rebuilt(output, {path: tensor.detach().clone() for path, tensor in tensors_in(output)})

@@ -35,6 +35,10 @@ class Dense(Net):
     """No classifier: a map of scores."""
     def forward(self, x): return self.relu(self.conv(x))
 
+class Tokens(Net):
+    """Neither a classifier nor a map."""
+    def forward(self, x): return self.relu(self.conv(x)).flatten(2)
+
 class Detached(Net):
     def forward(self, x): return super().forward(x).detach()
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from truth import Recorder, reference, score
 
 from hookscope.errors import ModelError, UsageError
-from hookscope.hooks import Needs, Probe, attached, preserved
+from hookscope.hooks import Edit, Needs, Probe, attached, preserved
 from hookscope.layers import Site, Status
 from hookscope.nested import rebuilt, tensors_in
 from hookscope.runner import Objective, list_layers, running
@@ -647,3 +647,153 @@ def test_nested_values_are_rebuilt_with_only_the_named_tensors_replaced():
     assert made["x"][1] == (new, None)
     assert made["y"] == "text"
     assert value["x"][1][0] is b
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
+def test_an_input_gradient_at_the_root_is_that_of_the_models_input_and_no_parameter_takes_part(frozen):
+    class Saliency(Probe):
+        needs = Needs(input_gradients=True)
+
+        def on_input_gradient(self, site, tensor, objective):
+            found[site] = tensor.clone()
+
+    model, x, found, flags = seeded_and_frozen(nets.ReluThrice, frozen), nets.picture(), {}, []
+    model.a.register_forward_pre_hook(
+        lambda module, args: flags.extend(p.requires_grad for p in model.parameters())
+    )
+    with running(model, [Saliency()], ["."]) as runner:
+        runner.forward(x, lambda output: [OBJECTIVE])
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(score(model(leaf)), leaf)
+    assert found.keys() == {Site(".", 0, "0")}
+    torch.testing.assert_close(found[Site(".", 0, "0")], wanted)
+    assert not any(flags[: len(list(model.parameters()))])
+    assert all(parameter.requires_grad is not frozen for parameter in model.parameters())
+
+
+def seeded_and_frozen(make, frozen):
+    return nets.seeded(make).requires_grad_(not frozen)
+
+
+class Gradients(Probe):
+    """The gradients of what layers return, and of what else it needs."""
+
+    def __init__(self, **needs):
+        self.needs = Needs(outputs=True, gradients=True, **needs)
+        self.outputs, self.gradients, self.inputs, self.params = {}, {}, {}, {}
+
+    def on_output(self, site, tensor):
+        self.outputs[site] = tensor.clone()
+
+    def on_gradient(self, site, tensor, objective):
+        self.gradients[site] = tensor.clone()
+
+    def on_input_gradient(self, site, tensor, objective):
+        self.inputs[site] = tensor.clone()
+
+    def on_param_gradient(self, name, tensor, objective):
+        self.params[name] = tensor
+
+
+@pytest.mark.parametrize("main", [{}, {"input_gradients": True}, {"param_gradients": True}], ids=str)
+@pytest.mark.parametrize("aside", [{}, {"input_gradients": True}, {"param_gradients": True}], ids=str)
+def test_passes_aside_have_probes_of_their_own_and_disturb_nobody(main, aside):
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    model.a.bias.requires_grad_(False)
+    trainable = [p.requires_grad for p in model.parameters()]
+    alone, alone_aside = Gradients(**main), Gradients(**aside)
+    with running(model, [alone], ["b", "."]) as runner:
+        runner.forward(x, lambda output: [OBJECTIVE])
+    with running(model, [alone_aside], ["c"]) as runner:
+        runner.forward(2 * x, lambda output: [OBJECTIVE])
+    mine, other = Gradients(**main), Gradients(**aside)
+
+    def objectives(output):
+        # In the middle of the main pass, whose graph is alive.
+        flags = [p.requires_grad for p in model.parameters()]
+        with runner.aside([other], ["c"]) as second:
+            assert any(p.requires_grad for p in model.parameters()) is ("param_gradients" in aside)
+            second.forward(2 * x, lambda output: [OBJECTIVE])
+        assert [p.requires_grad for p in model.parameters()] == flags
+        return [OBJECTIVE]
+
+    with running(model, [mine], ["b", "."]) as runner:
+        done = runner.forward(x, objectives)
+        assert [str(site) for site in done.sites] == ["b", "."]
+        assert runner.attachment.calls == {".": 1, "b": 1}
+    for found, wanted in ((mine, alone), (other, alone_aside)):
+        for kind in ("outputs", "gradients", "inputs", "params"):
+            assert getattr(found, kind).keys() == getattr(wanted, kind).keys()
+            for key, value in getattr(wanted, kind).items():
+                torch.testing.assert_close(getattr(found, kind)[key], value, msg=f"{kind} {key}")
+    assert bool(other.params) is ("param_gradients" in aside)
+    assert [p.requires_grad for p in model.parameters()] == trainable
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()], ids=["exception", "interrupt"])
+def test_what_happens_aside_leaves_the_main_probes_hearing_and_the_parameters_as_they_were(error):
+    model, x, probe = nets.seeded(nets.Raises), nets.picture(), Gradients(param_gradients=True)
+    with running(model, [probe], "conv") as runner:
+        flags = [p.requires_grad for p in model.parameters()]
+        before = state_of(model)
+        model.error = error
+        with (
+            pytest.raises(ModelError if isinstance(error, RuntimeError) else KeyboardInterrupt),
+            runner.aside([Gradients()], "conv") as aside,
+        ):
+            aside.forward(x, lambda output: [OBJECTIVE])
+        with pytest.raises(ModelError if isinstance(error, RuntimeError) else KeyboardInterrupt):
+            runner.outputs(x)
+        assert_same_state(before, state_of(model))
+        assert [p.requires_grad for p in model.parameters()] == flags
+        assert not probe.outputs
+        model.error = None
+        runner.forward(x, lambda output: [OBJECTIVE])
+        assert probe.outputs.keys() == probe.gradients.keys() == {Site("conv")}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_outputs_are_copies_without_a_graph_that_no_probe_hears_of(mode):
+    model, x, probe = nets.seeded(lambda: nets.NestedOutput("dict")), nets.picture(), Gradients()
+    with mode(), running(model, [probe], "inner") as runner:
+        found = runner.outputs(x)
+        edited = runner.outputs(x, [Edit("inner", lambda site, t: t * 2, output="aux")])
+        assert (probe.outputs, runner.attachment.sites) == ({}, [])
+    torch.testing.assert_close(found, model(x).detach())
+    inner = model.inner(x)
+    torch.testing.assert_close(
+        edited, model.fc((inner["out"].relu() + 2 * inner["aux"]).mean((2, 3))).detach()
+    )
+    assert not found.requires_grad
+    assert not found.is_inference()
+
+
+def test_a_probe_may_ask_for_outputs_while_it_is_told():
+    class Asking(Probe):
+        needs = Needs(outputs=True)
+
+        def on_output(self, site, tensor):
+            answers.append((site, runner.outputs(x[:1])))
+
+    model, x, answers = nets.seeded(nets.ReluThrice), nets.picture(), []
+    with running(model, [Asking()], ["b", "c"]) as runner:
+        done = runner.forward(x)
+    assert [site for site, _ in answers] == [Site("b"), Site("c")] == list(done.sites)
+    for _, answer in answers:
+        torch.testing.assert_close(answer, model(x[:1]).detach())
+    torch.testing.assert_close(done.output, model(x).detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_pass_aside_within_a_pass_aside_keeps_the_first_ones_edits_to_it():
+    model, x = nets.seeded(nets.ReluThrice), nets.picture()
+    with (
+        running(model, [], ".") as runner,
+        runner.aside([], edits=[Edit("b", lambda site, t: t * 0)]) as outer,
+    ):
+        zeroed = outer.forward(x).output
+        with outer.aside([]) as inner:
+            plain = inner.forward(x).output
+    torch.testing.assert_close(plain, model(x).detach())
+    torch.testing.assert_close(
+        zeroed, model.fc(model.c(torch.zeros(2, 4, 8, 8)).relu().mean((2, 3))).detach()
+    )

@@ -20,9 +20,12 @@ HEAVY = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "safetensors", "t
 # Each may import those before it. A package stands for all its modules.
 ORDER = (
     "errors", "wording", "config", "images.geometry", "wrappers", "nested", "preserve", "background", "cutting",
-    "layers", "artifacts", "layouts", "probe", "hooks", "magnitudes", "cam.methods", "probes", "runner", "cam",
+    "layers", "artifacts", "layouts", "probe", "watching", "eager", "edits", "hooks", "magnitudes",
+    "likeness", "faithfulness", "randomise", "cam.component", "cam.formulas", "cam.methods", "cam.fusing",
+    "probes", "passes", "recording", "batch_axes", "continuation", "replay",
+    "runner", "cam",
     "losses", "gradreport", "library",
-    "images", "models", "loading", "render", "output", "records", "tasks", "run", "cli",
+    "images", "models", "loading", "render", "output", "records", "checks", "tasks", "job", "filing", "run", "cli",
 )  # fmt: skip
 
 PROGRAM = """

@@ -242,3 +242,189 @@ def test_heat_head_names_method_target_and_range(monkeypatch):
     heat.draw(make([[0.5, 2.0]], target=target), title="cat.png", cmap="magma", size=(8, 8))
     assert heads[0].lines == ("cat.png", "gradcam · 1 × 2 · Egyptian cat (285) 71.7%", "values 0.5 .. 2")
     assert (heads[0].low, heads[0].high) == ("0", "2")
+
+
+def signed(values, status=MapStatus.OK, **changes):
+    return make(values, status, signed=True, **changes)
+
+
+def headed(monkeypatch, map_, **options):
+    """The head that a heat map carries."""
+    heads = []
+    compose = sheet.compose
+    monkeypatch.setattr(sheet, "compose", lambda head, *rest: heads.append(head) or compose(head, *rest))
+    heat.draw(map_, title="", cmap="viridis", size=(40, 20), **options)
+    return heads[0]
+
+
+SPAN = 255 - sheet.FIRST
+
+
+@pytest.mark.parametrize(
+    ("values", "vmax", "expected"),
+    [
+        ([[-2, 0, 1]], None, (0, 0.5, 0.75)),
+        ([[-1, 0, 4]], None, (0.375, 0.5, 1)),
+        ([[-8, 2, 8]], 4.0, (0, 0.75, 1)),
+        ([[0, 0, 0]], None, (0.5, 0.5, 0.5)),
+    ],
+    ids=["negative-is-greater", "positive-is-greater", "vmax", "zeros"],
+)
+def test_signed_heat_has_zero_in_the_middle(values, vmax, expected):
+    codes = shown(signed(values), (3, 1), vmax=vmax)
+    np.testing.assert_allclose(
+        (codes[0].astype(float) - sheet.FIRST) / SPAN, expected, atol=0.5 / SPAN + 1e-6
+    )
+
+
+def test_signed_bar_has_numbers_at_both_ends(monkeypatch):
+    head = headed(monkeypatch, signed([[-2.5, 1.0]]))
+    assert (head.low, head.high) == ("-2.5", "2.5")
+    assert "values -2.5 .. 1" in head.lines
+
+
+@pytest.mark.parametrize(("value", "index"), [(-2.0, 64), (2.0, 191), (4.0, 255), (-4.0, 0)])
+def test_signed_blend_follows_the_magnitude(value, index):
+    drawn = tint(signed(np.full((3, 3), value)), alpha=0.5, cmap="RdBu_r", vmax=4.0)
+    weight = 0.5 * (overlay.FLOOR + (1 - overlay.FLOOR) * abs(value) / 4)
+    expected = (1 - weight) * np.asarray(NOISE).astype(float) + weight * colour.table("RdBu_r")[index]
+    np.testing.assert_allclose(drawn[:, 10:50], expected[:, 10:50], atol=2.5)
+
+
+def test_signed_map_of_negative_values_is_tinted_and_said_so():
+    picture, view = Image.new("RGB", (400, 300)), overlay.whole((400, 300))
+    drawn = tint(signed([[-1.0]], MapStatus.NEGATIVE_ONLY), picture, view, cmap="RdBu_r")
+    assert (drawn[100:] == colour.table("RdBu_r")[0]).all()
+    assert (drawn[:20] == 24).all(axis=-1).any(), "the label's plate"
+
+
+def test_a_map_that_carries_its_scale_is_drawn_on_it():
+    found = lit(tint(make([[1.0]], vmax=2.0), BLACK))
+    np.testing.assert_allclose(found[:, 10:50], 0.5, atol=0.01)
+    codes = shown(make([[1.0]], vmax=2.0), (4, 4))
+    assert codes.max() == pytest.approx((255 + sheet.FIRST) / 2, abs=1)
+    assert shown(make([[1.0]], vmax=2.0), (4, 4), vmax=1.0).min() == 255, "what is asked for comes first"
+
+
+@pytest.mark.parametrize("covers", [(1.0, 0.6), (0.5, 1.0), (0.55, 0.8)], ids=str)
+def test_only_the_covered_part_lies_on_the_picture(covers):
+    # A share of the map over the whole picture is the whole map over a picture larger by as much.
+    down, across = hat(40, 4, 1, 0, 40 / covers[0]), hat(60, 4, 2, 0, 60 / covers[1])
+    map_ = make(one_hot(1, 2).values, covers=covers)
+    found = lit(tint(map_, BLACK, overlay.whole((60, 40))))
+    np.testing.assert_allclose(found, np.outer(down, across), atol=0.02)
+    codes = shown(map_, (60, 40))
+    np.testing.assert_allclose((codes.astype(float) - sheet.FIRST) / SPAN, np.outer(down, across), atol=0.02)
+
+
+def test_padding_is_said_and_its_broken_values_are_not_drawn(monkeypatch):
+    map_ = make([[1.0, np.nan]], MapStatus.NON_FINITE, covers=(1.0, 0.5))
+    assert not (shown(map_, (20, 10)) == sheet.NOT_FINITE).any()
+    lines = headed(monkeypatch, map_).lines
+    assert "drawn: 100% of its height, 50% of its width; the rest is padding" in lines
+
+
+GREY = Image.new("RGB", (900, 600), (90, 120, 150))
+DOG = Target("box1", 18, "dog", 0.9, 0.934, box=(8.0, 16.0, 24.0, 28.0))
+# 18.75 pixels of the picture to one of the input.
+WIDE = View((900, 600), (150.0, 0.0, 750.0, 600.0), (32, 32))
+
+
+def test_box_is_placed_in_the_original():
+    assert overlay.placed(DOG.box, WIDE) == (300.0, 300.0, 600.0, 525.0)
+
+
+def test_box_is_outlined_light_between_dark():
+    drawn = tint(make(np.zeros((2, 2)), target=DOG), GREY, WIDE, alpha=0.0)
+    for line in (drawn[400, 300:304], drawn[400, 599:595:-1], drawn[300:304, 580], drawn[524:520:-1, 450]):
+        assert line[:, 0].tolist() == [24, 255, 255, 24]
+    for rest in (drawn[304:521, 304:596], drawn[525:], drawn[:, :300], drawn[:, 600:], drawn[:250]):
+        assert (rest == (90, 120, 150)).all(), "nothing inside, nothing around"
+    assert (drawn[299, 300:310] == 24).all(), "the label stands on the box"
+
+
+def test_box_is_named_with_its_probability(monkeypatch):
+    said = []
+    plate = overlay._plate
+    monkeypatch.setattr(overlay, "_plate", lambda words, room: said.append(words) or plate(words, room))
+    tint(make([[1.0]], target=DOG), GREY, WIDE)
+    assert said == ["dog 93.4%"]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [(-99, -99, 999, 999), (30, 30, 33, 33), (8, 8, 8.01, 20), (20, 20, 20.1, 20.1), (0, 0, 1, 1)],
+    ids=["all-round", "corner", "no-width", "dot", "top-left"],
+)
+def test_any_box_is_clipped_to_the_picture(box):
+    drawn = tint(make([[1.0]], target=Target("box1", 1, "x", box=box)), GREY, WIDE)
+    assert drawn.shape == (600, 900, 3)
+    assert shown(make([[1.0]], target=Target("b", 1, box=box)), (64, 64), input_size=(32, 32)).shape == (
+        64,
+        64,
+    )
+
+
+def test_box_beside_the_picture_is_not_drawn():
+    away = Target("box1", 1, "x", box=(100, 100, 120, 120))
+    plain = tint(make([[1.0]]), GREY, WIDE)
+    np.testing.assert_array_equal(tint(make([[1.0]], target=away), GREY, WIDE), plain)
+
+
+def test_heat_has_a_thin_box():
+    codes = shown(make(np.ones((2, 2)), target=DOG), (64, 96), input_size=(32, 32))
+    ink, paper = sheet.GREYS - 1, 0
+    assert codes[60, 14:20].tolist() == [255, 255, ink, paper, 255, 255]
+    assert codes[60, 44:50].tolist() == [255, 255, paper, ink, 255, 255]
+    assert codes[46:52, 32].tolist() == [255, 255, ink, paper, 255, 255]
+    assert codes[81:86, 32].tolist() == [255, paper, ink, 255, 255]
+    assert set(shown(make(np.ones((2, 2)), target=DOG), (64, 96)).ravel()) == {255}, "input size not known"
+
+
+def test_a_target_that_a_picture_lacks_is_said_with_its_reason(monkeypatch):
+    lacking = Target("box1", missing="no box above 0.5")
+    map_ = make(np.zeros((2, 2)), MapStatus.UNDEFINED, target=lacking)
+    assert heat.trouble(map_) == "undefined: no box above 0.5"
+    drawn = tint(map_, GREY, WIDE)
+    assert (drawn[60:] == (90, 120, 150)).all()
+    assert (drawn[:60] == 24).all(axis=-1).any()
+    assert len(set(shown(map_, (8, 8)).ravel())) == 1, "one grey, and no colour of the table"
+    assert shown(map_, (8, 8)).max() < sheet.GREYS
+    assert headed(monkeypatch, map_).lines[0] == "gradcam · 2 × 2 · box1"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (Target("top1", 285, "Egyptian cat"), "Egyptian cat (285)"),
+        (Target("7", 7, probability=0.5), "class 7 50.0%"),
+        (Target("norm"), "norm"),
+        (Target("similar-to cat.png", label="similar to cat.png"), "similar to cat.png"),
+        (Target("285", 285, "Egyptian cat", against=(281, 282)), "Egyptian cat (285) against 281, 282"),
+        (Target("1", 1, "a", probability=0.25, against=(2,)), "a (1) against 2 · 25.0%"),
+        (DOG, "box1: dog (18) 93.4%"),
+        (Target("box2", missing="no second box"), "box2"),
+    ],
+    ids=["class", "no-label", "norm", "similar", "against", "against-probability", "box", "missing"],
+)
+def test_targets_in_words(target, words):
+    assert heat.target_said(target) == words
+
+
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        ("layer4.1:out", "layer4.1:out"),
+        ("layer2+layer3", "layer2 + layer3"),
+        ("+".join(f"b{n}" for n in range(40)), "b0 + b1 + … + b39 (40 layers)"),
+    ],
+    ids=["one", "two", "many"],
+)
+def test_layers_in_words(site, words):
+    assert heat.layers_said(site) == words
+
+
+def test_scores_are_one_short_line_of_the_head(monkeypatch):
+    scores = {"deletion_auc": 0.12345, "insertion_auc": 0.9, "average_drop": 0.0, "own_score": 12.0}
+    lines = headed(monkeypatch, make([[1.0]], scores=scores)).lines
+    assert lines[-1] == "deletion 0.123 · insertion 0.9 · drop 0 · own score 12"

@@ -83,7 +83,7 @@ def test_one_run_calls_the_model_once_a_batch(shell, tmp_path):
         ('model = "demo"\nlimti = 1\n[gradcam]', "unknown key 'limti' in r.toml", "'limit'"),
         ('model = "demo"\n[gradcam]\nmetod = "x"', "unknown key 'gradcam.metod' in r.toml", "'method'"),
         ('model = "demo"\n[gradcam]\nbatch-size = 1', "unknown key 'batch-size' in r.toml [gradcam]", "known: "),
-        ('model = "demo"\n[gradcam]\nmethod = "cam"', "unknown method 'cam'", "gradcam"),
+        ('model = "demo"\n[gradcam]\nmethod = "gradcams"', "unknown method 'gradcams'", "gradcam"),
         ('model = "demo"\n[featuremaps]\nraw = 1', "'raw' in r.toml is 1", "true or false"),
         ('model = "demo"\nimages = [1]\n[gradcam]', "'images' in r.toml is not a list of paths", "images = ["),
         ('model = "net.py:build"\n[gradcam]', "no pictures are given", "--dataset DIR"),

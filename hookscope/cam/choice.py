@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hookscope.cam.outputs import is_detections
 from hookscope.errors import NothingMeasured, UsageError
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
 from hookscope.layouts import is_spatial
@@ -52,31 +53,76 @@ def default_layer(
 ) -> Site:
     """The last site, in execution order, at whose positions on the picture the scores' gradient is not zero.
 
-    Of layers that return the very same tensor the outermost is taken; of several calls of a layer the last.
-    Decided by one pass over `x`, (1, C, H, W).
+    Of layers that return the very same tensor the outermost is taken; of several calls of a layer the last. Of a
+    detector, whose boxes come from several resolutions, and where there is nothing to differentiate, it is the
+    `deepest_layer`. Decided by one pass over `x`, (1, C, H, W).
 
     Raises:
         UsageError: no layer has a spatial output.
         NothingMeasured: the gradient is zero at all of them.
     """
     spatial = spatial_layers(infos)
-    for count in dict.fromkeys((min(_FIRST_LOOK, len(spatial)), len(spatial))):
-        candidates = spatial[-count:]
-        probe = GradientReachProbe(frozenset(candidates), infos.get)
-        if candidates:
-            with running(model, [probe], Selection(candidates)) as runner:
-                runner.forward(x, objectives)
-        reached = [site for site in infos if site in probe.depended_on]
-        if reached:
-            return reached[-1]
     if not spatial:
         raise UsageError(
             "no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them"
         )
+    for count in dict.fromkeys((min(_FIRST_LOOK, len(spatial)), len(spatial))):
+        candidates = spatial[-count:]
+        probe, asked = GradientReachProbe(frozenset(candidates), infos.get), _Asked(objectives)
+        with running(model, [probe], Selection(candidates)) as runner:
+            runner.forward(x, asked)
+        if asked.of_boxes or not asked.any:
+            return deepest_layer(infos)
+        reached = [site for site in infos if site in probe.depended_on]
+        if reached:
+            return reached[-1]
     raise NothingMeasured(
         "the score's gradient is zero at every spatial layer",
         "is the classifier's weight all zero, as in an untrained ViT? name a layer to write its blank map",
     )
+
+
+def last_layer(infos: Mapping[Site, OutputInfo]) -> Site:
+    """The last site, in execution order, with a spatial output.
+
+    Raises:
+        UsageError: there is none.
+    """
+    sites = [site for site, info in infos.items() if is_spatial(info)]
+    if not sites:
+        raise UsageError(
+            "no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them"
+        )
+    return sites[-1]
+
+
+def deepest_layer(infos: Mapping[Site, OutputInfo]) -> Site:
+    """The last site of the most channels that a layer returns alone: the end of the backbone.
+
+    Raises:
+        UsageError: no layer has a spatial output.
+    """
+    channels = {
+        site: info.shape[1]
+        for site, info in infos.items()
+        if is_spatial(info) and info.layout == "NCHW" and not site.output
+    }
+    most = max(channels.values(), default=0)
+    return next((site for site in reversed(channels) if channels[site] == most), None) or last_layer(infos)
+
+
+class _Asked:
+    """The objectives, and what was learnt of them when they were asked for."""
+
+    def __init__(self, objectives: Callable[[Any], Iterable[Objective]]) -> None:
+        self.any = False
+        self.of_boxes = False
+        self._objectives = objectives
+
+    def __call__(self, output: Any) -> list[Objective]:
+        found = list(self._objectives(output))
+        self.any, self.of_boxes = bool(found), is_detections(output)
+        return found
 
 
 def _not_spatial(

@@ -1,46 +1,55 @@
-"""Targets: which class scores to explain, and the scalars to differentiate for them."""
+"""Targets: which things to explain, as words of the command line or numbers of a program, and their classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookscope.artifacts import Target
 from hookscope.errors import UsageError, near_misses
-from hookscope.nested import tensors_in
-from hookscope.runner import Objective
-from hookscope.wording import folded
+from hookscope.wording import counted, folded
 
 # More classes than this no model has, and one target is made for each of top:K.
 _DIGITS = 6
 
+NORM = "norm"
+DATASET = "dataset"
+EACH = "each:"
+
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """One thing to explain for every picture: the `rank`-th best class (1 is the best), or a class."""
+    """One thing to explain for every picture.
+
+    The `rank`-th best class (1 is the best); a class (`index`); a class for each picture of the run
+    (`per_picture`); the picture's class in the data set (`from_dataset`); or the output's norm (`norm`).
+    """
 
     name: str
     rank: int = 0
     index: int | None = None
     per_picture: tuple[int, ...] = ()
+    from_dataset: bool = False
+    norm: bool = False
 
-    def classes(self, logits: Tensor) -> Tensor:
+    def classes(self, logits: Tensor, given: Sequence[int | None] = ()) -> Tensor:
         """The class of every picture, (N,) int64, from (N, K) logits.
+
+        Args:
+            logits: (N, K), for the best classes.
+            given: the classes of these pictures that `per_picture` or the data set says; `per_picture` itself
+                where empty.
 
         Raises:
             UsageError: there are fewer classes than the target needs, or not one target a picture.
         """
         pictures, total = logits.shape
-        if self.per_picture:
-            chosen = torch.tensor(self.per_picture, dtype=torch.long, device=logits.device)
-            if len(chosen) != pictures:
-                raise UsageError(f"{len(chosen)} targets for {pictures} pictures", "give one class a picture")
+        if self.per_picture or self.from_dataset:
+            chosen = self._one_each(given or self.per_picture, pictures)
         elif self.index is not None:
-            chosen = torch.full((pictures,), self.index, dtype=torch.long, device=logits.device)
+            chosen = torch.full((pictures,), self.index, dtype=torch.long)
         else:
             if self.rank > total:
                 raise UsageError(
@@ -50,11 +59,24 @@ class TargetSpec:
             order = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices
             return order[:, self.rank - 1]
         check_classes(chosen, total)
-        return chosen
+        return chosen.to(logits.device)
+
+    def _one_each(self, given: Sequence[int | None], pictures: int) -> Tensor:
+        known = [index for index in given if index is not None]
+        if self.from_dataset and len(known) < pictures:
+            raise UsageError(
+                f"target {DATASET!r} without a data set", "--dataset DIR, a folder for each class"
+            )
+        if len(known) != pictures:
+            raise UsageError(f"{len(known)} targets for {pictures} pictures", "give one class a picture")
+        return torch.tensor(known, dtype=torch.long)
 
 
 def parse_targets(texts: Iterable[str], categories: Sequence[str] | None) -> tuple[TargetSpec, ...]:
-    """`top1`, `top:K` (the K best), a class id, or a label; doubles are dropped.
+    """The targets that the words mean; doubles are dropped.
+
+    `top1`, `top:K` (the K best), a class id, a label, `each:A,B,...` (one for each picture, in their order,
+    between commas or line ends), `dataset` (the class of the picture's folder) and `norm`.
 
     Raises:
         UsageError: a label is unknown (near misses in the hint), or names several classes.
@@ -64,74 +86,6 @@ def parse_targets(texts: Iterable[str], categories: Sequence[str] | None) -> tup
         for spec in _parsed(text.strip(), categories):
             specs.setdefault(spec)
     return tuple(specs)
-
-
-def raw_scores(output: Any) -> Tensor:
-    """The class scores in a model's output as they are: its one floating tensor of shape (N, K) or (N,).
-
-    Raises:
-        UsageError: the output has no such tensor, or several.
-    """
-    tensors = list(tensors_in(output))
-    found = [tensor for _, tensor in tensors if tensor.is_floating_point() and tensor.dim() in (1, 2)]
-    if len(found) != 1:
-        shapes = ", ".join(f"{path or 'output'} {tuple(tensor.shape)}" for path, tensor in tensors[:6])
-        what = "no class scores (N, classes)" if not found else "several tensors that could be class scores"
-        raise UsageError(
-            f"the model returns {what}: {shapes or 'no tensor'}",
-            "a classifier returns one: wrap the model, or give gradnorm --loss file.py:callable",
-        )
-    return found[0]
-
-
-def logits_of(output: Any) -> Tensor:
-    """(N, K) class scores; of a single score a picture, class 1 is the score and class 0 its negative.
-
-    Raises:
-        UsageError: the output has no class scores.
-    """
-    scores = raw_scores(output)
-    if scores.dim() == 1 or scores.shape[1] == 1:
-        positive = scores.reshape(-1, 1)
-        return torch.cat((-positive, positive), dim=1)
-    return scores
-
-
-def probabilities_of(output: Any) -> Tensor:
-    """(N, K) float64: the softmax of the scores; of a single score, its sigmoid for class 1."""
-    scores = raw_scores(output).double()
-    if scores.dim() == 1 or scores.shape[1] == 1:
-        positive = scores.reshape(-1, 1)
-        return torch.cat((torch.sigmoid(-positive), torch.sigmoid(positive)), dim=1)
-    return scores.softmax(dim=1)
-
-
-def score_sum(output: Any, classes: Tensor) -> Tensor:
-    """The sum over the pictures of each one's class score."""
-    logits = logits_of(output)
-    return logits.gather(1, classes.to(logits.device)[:, None]).sum()
-
-
-def score_objective(spec: TargetSpec, classes: Tensor) -> Objective:
-    """The sum over the pictures of each one's class score: its gradient is every picture's own."""
-    return Objective(spec.name, lambda output: score_sum(output, classes))
-
-
-def described(
-    spec: TargetSpec, classes: Tensor, output: Any, categories: Sequence[str] | None
-) -> list[Target]:
-    """What the target came to for every picture: class, label, score (logit) and probability."""
-    logits, probabilities = logits_of(output), probabilities_of(output)
-    return [
-        Target(
-            spec.name,
-            index,
-            label_of(index, categories),
-            float(logits[row, index]),
-            float(probabilities[row, index]),
-        )
-        for row, index in enumerate(classes.tolist())
-    ]
 
 
 def label_of(index: int, categories: Sequence[str] | None) -> str:
@@ -164,20 +118,18 @@ def check_classes(classes: Tensor, total: int) -> None:
         )
 
 
-def _parsed(text: str, categories: Sequence[str] | None) -> list[TargetSpec]:
-    if text == "top1":
-        return [TargetSpec("top1", rank=1)]
-    if text.startswith("top:"):
-        count = text.removeprefix("top:")
-        if not count.isdecimal() or len(count) > _DIGITS or int(count) < 1:
-            raise UsageError(f"target {text!r} is not top:K with K of 1 or more", "for instance top:5")
-        return [TargetSpec(f"top{rank}", rank=rank) for rank in range(1, int(count) + 1)]
-    if text.isdecimal() and len(text) > _DIGITS:
-        raise UsageError(f"class {text} is out of range", "classes are counted from 0")
-    if text.isdecimal():
-        return [TargetSpec(str(int(text)), index=int(text))]
-    index = class_index(text, categories)
-    return [TargetSpec(str(index), index=index)]
+def check_count(specs: Iterable[TargetSpec], pictures: int) -> None:
+    """Nothing, where every list of one target a picture is as long as the run.
+
+    Raises:
+        UsageError: one is longer or shorter.
+    """
+    for spec in specs:
+        if spec.per_picture and len(spec.per_picture) != pictures:
+            raise UsageError(
+                f"{counted(len(spec.per_picture), 'target')} for {counted(pictures, 'picture')}",
+                "each: takes one class a picture, in their order",
+            )
 
 
 def class_index(label: str, categories: Sequence[str] | None) -> int:
@@ -197,6 +149,33 @@ def class_index(label: str, categories: Sequence[str] | None) -> int:
         raise UsageError(f"target {label!r} names {len(found)} classes: {ids}", "give the id")
     if not found:
         raise UsageError(
-            f"no class is called {label!r}", near_misses(label, categories) or "top1, top:K, an id or a label"
+            f"no class is called {label!r}",
+            near_misses(label, categories) or "top1, top:K, an id, a label, each:A,B, dataset or norm",
         )
     return found[0]
+
+
+def _parsed(text: str, categories: Sequence[str] | None) -> list[TargetSpec]:
+    if text == "top1":
+        return [TargetSpec("top1", rank=1)]
+    if text.startswith("top:"):
+        count = text.removeprefix("top:")
+        if not count.isdecimal() or len(count) > _DIGITS or int(count) < 1:
+            raise UsageError(f"target {text!r} is not top:K with K of 1 or more", "for instance top:5")
+        return [TargetSpec(f"top{rank}", rank=rank) for rank in range(1, int(count) + 1)]
+    if text == NORM:
+        return [TargetSpec(NORM, norm=True)]
+    if text == DATASET:
+        return [TargetSpec(DATASET, from_dataset=True)]
+    if text.startswith(EACH):
+        listed = text.removeprefix(EACH)
+        parts = [part.strip() for part in listed.split("\n" if "\n" in listed else ",")]
+        return [TargetSpec("each", per_picture=tuple(_index(part, categories) for part in parts))]
+    index = _index(text, categories)
+    return [TargetSpec(str(index), index=index)]
+
+
+def _index(text: str, categories: Sequence[str] | None) -> int:
+    if text.isdecimal() and len(text) > _DIGITS:
+        raise UsageError(f"class {text} is out of range", "classes are counted from 0")
+    return int(text) if text.isdecimal() else class_index(text, categories)

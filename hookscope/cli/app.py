@@ -85,9 +85,9 @@ def _ended(error: BaseException) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         talk.complain("error", "interrupted", " ".join(getattr(error, "__notes__", ())))
         return int(ExitCode.INTERRUPTED)
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+        return int(ExitCode.OK)  # rich, while it prints a help text
     if isinstance(error, SystemExit):
-        if isinstance(error.__context__, BrokenPipeError):  # rich, while it prints a help text
-            return int(ExitCode.OK)
         return error.code if isinstance(error.code, int) else int(ExitCode.BUG)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         talk.complain(

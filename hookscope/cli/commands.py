@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hookscope.cli import talk
+from hookscope.cli.camflags import GradcamFlags
 from hookscope.cli.flags import (
     Images,
     LayerFlags,
@@ -19,7 +20,7 @@ from hookscope.cli.flags import (
     RunFlags,
     TalkFlags,
 )
-from hookscope.cli.probes import FeatureMapsFlags, GradcamFlags, GradnormFlags
+from hookscope.cli.probes import FeatureMapsFlags, GradnormFlags
 from hookscope.cli.recipe import read_recipe, use_recipe
 from hookscope.cli.session import Shared, inspect
 

@@ -41,6 +41,10 @@ class _ProbeInRun:
     flags: Any
     layers: LayerFlags
 
+    @property
+    def baseline(self) -> str | None:
+        return getattr(self.flags, "baseline", None)
+
     def task(self, shared: Shared) -> Any:
         return self.flags.task(replace(shared, layers=self.layers))
 

@@ -25,13 +25,19 @@ from hookscope.wording import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.images import Found
+    from hookscope.job import Drawing, Job, Report
     from hookscope.models import LoadedModel
-    from hookscope.run import Drawing, Job, Report
     from hookscope.tasks import Task
 
 
 class ProbeFlags(Protocol):
-    """A command's own flags: they know what task they mean and how its pictures are drawn."""
+    """A command's own flags: they know what task they mean and how its pictures are drawn.
+
+    `baseline`: an earlier run's output that is compared with.
+    """
+
+    @property
+    def baseline(self) -> str | None: ...
 
     def task(self, shared: Shared) -> Task:
         """The task."""
@@ -116,8 +122,9 @@ def _job(
     probes: dict[str, ProbeFlags],
     bar: talk.ProgressBar,
 ) -> Job:
+    from hookscope.checks.baseline import Baseline
+    from hookscope.job import Job
     from hookscope.output.directory import OutputDir
-    from hookscope.run import Job
 
     tasks = [flags.task(shared) for flags in probes.values()]
     found_of = _finder(spec, images or (), shared.pictures)
@@ -129,6 +136,9 @@ def _job(
         place, command=command, overwrite=shared.output.overwrite, default_place=out is None
     )
     directory.check()
+    for flags in probes.values():
+        if flags.baseline is not None:
+            Baseline.read(flags.baseline).check_apart(place)
     loaded = load(spec, shared.model, shared.preprocess, shared.run.seed, bar)
     return Job(
         command=command,
@@ -140,7 +150,8 @@ def _job(
         options=_resolved(spec, images, shared, probes),
         batch_size=shared.run.batch_size,
         workers=shared.run.workers,
-        progress=partial(bar.update, "pictures"),
+        progress=bar.update,
+        tell=(lambda line: None) if shared.talk.quiet else partial(talk.complain, "note"),
     )
 
 

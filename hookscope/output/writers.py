@@ -1,6 +1,6 @@
 """Artefacts to files: for each kind, which files, under which names, with which records.
 
-Owns file names and records; `render` makes pixels, `encode` and `tables` bytes, `directory` the files.
+Owns file names and records; `pictures` and `tables` make bytes, `directory` the files.
 """
 
 from __future__ import annotations
@@ -11,56 +11,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from hookscope.artifacts import Heat, Table, Tiles
-from hookscope.images import View
-from hookscope.output import encode, tables
+from hookscope.artifacts import Heat, Pair, Sheet, Table, Tiles
+from hookscope.output import encode, pictures, tables
 from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import encoded
-from hookscope.output.names import safe_name, slug
-from hookscope.render import grid, heat, overlay
+from hookscope.output.names import map_name, safe_name
+from hookscope.output.pictures import PictureOptions as PictureOptions
+from hookscope.output.pictures import Place as Place
+from hookscope.render import overlay
 from hookscope.wording import ranges
 
 Record = dict[str, Any]
 
-_HEAT_SIDE_PX = 384
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a picture's files go and what it is.
-
-    `folder`: relative, `/` between, `""` for the top. `image`: the picture's path in the manifest.
-    `picture`, `view`: the original (RGB, upright) and what the model saw of it; without them, no overlay.
-    `note`: what a reader of the picture must know of the model, such as that its weights are random.
-    """
-
-    folder: str = ""
-    image: str = ""
-    picture: Image.Image | None = None
-    view: View | None = None
-    note: str = ""
-
-    @property
-    def title(self) -> str:
-        """The picture's path and the note."""
-        return " · ".join(filter(None, (self.image, self.note)))
-
-
-@dataclass(frozen=True)
-class PictureOptions:
-    """How pictures are drawn and encoded, as the flags of the same names say."""
-
-    cmap: str = "viridis"
-    scale: str = "channel"
-    columns: int | None = None
-    alpha: float = 0.6
-    view: str = "original"
-    grid_format: str = "png"
-    heat_format: str = "png"
-    overlay_format: str = "jpg"
-    raw: bool = False
+Artefact = Tiles | Heat | Sheet | Pair
+"""What is written for one picture."""
 
 
 @dataclass(frozen=True)
@@ -81,18 +46,28 @@ class _Plan:
     record: Record
 
 
-Writing = Callable[[], tuple[Record, ...]]
-"""Draws, encodes and writes an artefact's files, in any thread, and gives their records."""
+@dataclass(frozen=True)
+class Writing:
+    """Draws, encodes and writes an artefact's files, in any thread, and gives their records.
+
+    `names`: of the files, relative to the directory.
+    """
+
+    out: OutputDir
+    names: tuple[str, ...]
+    plan: _Plan
+
+    def __call__(self) -> tuple[Record, ...]:
+        return _write_all(self.out, self.names, self.plan)
 
 
-def prepared(out: OutputDir, artefact: Tiles | Heat, place: Place, options: PictureOptions) -> Writing:
+def prepared(out: OutputDir, artefact: Artefact, place: Place, options: PictureOptions) -> Writing:
     """The writing of the artefact's files, by the plan of its kind.
 
     The files' names are given out here, so that they follow the order of these calls, whatever the threads do.
     """
     plan = PLANS[type(artefact)](artefact, place, options)
-    names = out.reserve(plan.stem, [file.ending for file in plan.files])
-    return partial(_write_all, out, names, plan)
+    return Writing(out, out.reserve(plan.stem, [file.ending for file in plan.files]), plan)
 
 
 def write_table(
@@ -122,7 +97,7 @@ def write_document(out: OutputDir, name: str, data: bytes, *, kind: str) -> Reco
 
 def _plan_tiles(tiles: Tiles, place: Place, options: PictureOptions) -> _Plan:
     """The grid and, with `raw`, a safetensors file with the values."""
-    files = [_File(f".{options.grid_format}", "grid", partial(_grid, tiles, place, options))]
+    files = [_File(f".{options.grid_format}", "grid", partial(pictures.grid_bytes, tiles, place, options))]
     if options.raw:
         files.append(_File(".safetensors", "raw", partial(_raw_tiles, tiles)))
     record = _record(tiles, place, "featuremaps") | {
@@ -136,17 +111,47 @@ def _plan_tiles(tiles: Tiles, place: Place, options: PictureOptions) -> _Plan:
 def _plan_heat(drawn: Heat, place: Place, options: PictureOptions) -> _Plan:
     """The overlay (where there is a picture), the heat map and the raw values."""
     files = [
-        _File(f".heat.{options.heat_format}", "heatmap", partial(_heat, drawn, place, options)),
+        _File(f".heat.{options.heat_format}", "heatmap", partial(pictures.heat_bytes, drawn, place, options)),
         _File(".npy", "raw", partial(encode.npy, drawn.values)),
     ]
     if place.picture is not None and place.view is not None:
-        drawing = partial(_overlay, drawn, place.picture, place.view, options)
+        drawing = partial(pictures.overlay_bytes, drawn, place.picture, place.view, options)
         files.insert(0, _File(f".overlay.{options.overlay_format}", "overlay", drawing))
-    record = _record(drawn, place, drawn.kind) | _target(drawn)
-    return _Plan(_stem(place, _heat_name(drawn)), files, record)
+    wanted = [file for file in files if not options.parts or file.part in options.parts]
+    record = _record(drawn, place, drawn.kind) | _explained(drawn, place)
+    return _Plan(_stem(place, map_name(drawn)), wanted, record)
 
 
-PLANS: dict[type, Callable[[Any, Place, PictureOptions], _Plan]] = {Tiles: _plan_tiles, Heat: _plan_heat}
+def _plan_sheet(sheet: Sheet, place: Place, options: PictureOptions) -> _Plan:
+    """All the picture's maps on one page; nothing without the picture."""
+    files = []
+    if place.picture is not None and place.view is not None:
+        drawing = partial(pictures.sheet_bytes, sheet, place.picture, place.view, place, options)
+        files.append(_File(f".{options.heat_format}", "sheet", drawing))
+    record = {"kind": sheet.kind, "image": place.image, "layer": None, "method": None, "target": None}
+    return _Plan(_stem(place, "sheet"), files, record | {"label": "", "status": "ok"})
+
+
+def _plan_pair(both: Pair, place: Place, options: PictureOptions) -> _Plan:
+    """Earlier and present map side by side."""
+    files = [_File(f".{options.heat_format}", "pair", partial(pictures.pair_bytes, both, place, options))]
+    record = {
+        "kind": both.kind,
+        "image": place.image,
+        "layer": both.site.layer,
+        "call": both.site.call,
+        "output": both.site.output,
+        "status": "ok",
+    }
+    return _Plan(_stem(place, f"{both.kind}.{map_name(both)}"), files, record | _explained(both, place))
+
+
+PLANS: dict[type, Callable[[Any, Place, PictureOptions], _Plan]] = {
+    Tiles: _plan_tiles,
+    Heat: _plan_heat,
+    Sheet: _plan_sheet,
+    Pair: _plan_pair,
+}
 """What each kind of artefact becomes; a new kind is one function and one entry here."""
 
 
@@ -159,23 +164,6 @@ def _write_all(out: OutputDir, names: Sequence[str], plan: _Plan) -> tuple[Recor
 
 def _table(table: Table, kind: str) -> bytes:
     return encoded(tables.table(table, kind))
-
-
-def _grid(tiles: Tiles, place: Place, options: PictureOptions) -> bytes:
-    picture = grid.draw(
-        tiles, title=place.title, columns=options.columns, cmap=options.cmap, scale=_scale(tiles, options)
-    )
-    return encode.picture(picture, options.grid_format)
-
-
-def _heat(drawn: Heat, place: Place, options: PictureOptions) -> bytes:
-    picture = heat.draw(drawn, title=place.title, cmap=options.cmap, size=_heat_size(drawn, place))
-    return encode.picture(picture, options.heat_format)
-
-
-def _overlay(drawn: Heat, picture: Image.Image, view: View, options: PictureOptions) -> bytes:
-    over = overlay.draw(drawn, picture, view, alpha=options.alpha, cmap=options.cmap, where=options.view)
-    return encode.picture(over, options.overlay_format)
 
 
 def _record(artefact: Tiles | Heat, place: Place, kind: str) -> Record:
@@ -194,34 +182,24 @@ def _record(artefact: Tiles | Heat, place: Place, kind: str) -> Record:
     }
 
 
-def _target(drawn: Heat) -> Record:
-    if drawn.target is None:
-        return {"method": drawn.method}
-    return {"method": drawn.method, "target": drawn.target.index, "label": drawn.target.label}
-
-
-def _heat_name(drawn: Heat) -> str:
-    parts = [safe_name(str(drawn.site)), slug(drawn.method)]
-    if drawn.target is not None:
-        label = f"-{slug(drawn.target.label)}" if drawn.target.label else ""
-        parts.append(f"{drawn.target.index}{label}")
-    return ".".join(parts)
+def _explained(drawn: Heat | Pair, place: Place) -> Record:
+    """What the map explains and how well."""
+    record: Record = {"method": drawn.method, "scores": drawn.scores}
+    target = drawn.target
+    if target is None:
+        return record | {"target": None, "label": ""}
+    # A target that is no class has only its name to be known by.
+    named = target.name if target.index is None else target.index
+    record |= {"target": named, "label": target.label, "asked": target.name}
+    if target.against:
+        record["against"] = target.against
+    if target.box is not None and place.view is not None:
+        record["box"] = [round(edge, 2) for edge in overlay.placed(target.box, place.view)]
+    return record
 
 
 def _stem(place: Place, name: str) -> str:
     return f"{place.folder}/{name}" if place.folder else name
-
-
-def _scale(tiles: Tiles, options: PictureOptions) -> str:
-    """A channel of a single value has no range of its own."""
-    return "layer" if tiles.values.shape[1:] == (1, 1) else options.scale
-
-
-def _heat_size(drawn: Heat, place: Place) -> tuple[int, int]:
-    """Width and height of the picture, its longer side fixed, in the shape of what the model saw."""
-    width, height = place.view.size if place.view else drawn.values.shape[::-1]
-    scale = _HEAT_SIDE_PX / max(width, height)
-    return max(round(width * scale), 1), max(round(height * scale), 1)
 
 
 def _raw_tiles(tiles: Tiles) -> bytes:

@@ -6,33 +6,42 @@ runner's, the files are the writers'.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookscope.checks.findings import Finding
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hookscope.artifacts import Heat, Table, Tiles
+    from hookscope.artifacts import Heat, Pair, Sheet, Table, Tiles
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
-    from hookscope.runner import Objective, Pass
+    from hookscope.runner import Objective, Pass, Runner
 
 
 @dataclass
 class Subject:
     """The model under inspection and what is known of it: layers and outputs for the latest picture size.
 
-    `note`: what every reader must know of it, such as that its weights are random.
+    `record`: the model as the manifest has it. `note`: what every reader must know of it, such as that its weights are
+    random. `pictures`: how many there are. `tell`: what a person should know before a long run. `progress`: of passes
+    that are not a picture's own: which, how many are done, of how many. `picture`: any picture by its path,
+    (1, C, H, W), as the model takes it.
     """
 
     model: nn.Module
     categories: tuple[str, ...] | None
+    record: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     layers: Sequence[LayerInfo] = ()
     outputs: Mapping[Site, OutputInfo] = field(default_factory=dict)
+    pictures: int = 0
+    tell: Callable[[str], None] = lambda line: None
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    picture: Callable[[str], Tensor] | None = None
 
     def info(self, site: Site) -> OutputInfo | None:
         """What is known of a site."""
@@ -40,20 +49,12 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A check that did not pass: which rule, where, the value, its limit, and what that means."""
-
-    rule: str
-    severity: str
-    layer: str
-    value: float
-    limit: float
-    message: str
-
-
-@dataclass(frozen=True)
 class Conclusion:
-    """What a task has to say after the last batch; `summary` is its tables for people, on one page."""
+    """What a task has to say after the last batch.
+
+    `summary`: its tables for people, on one page. `pairs`: maps beside those of an earlier run, with their pictures'
+    paths.
+    """
 
     tables: tuple[Table, ...] = ()
     summary: tuple[Table, ...] = ()
@@ -62,6 +63,7 @@ class Conclusion:
     findings: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, Pair], ...] = ()
 
 
 class Task(Protocol):
@@ -76,17 +78,17 @@ class Task(Protocol):
             UsageError: a pattern or a target names nothing.
         """
 
-    def choose(self, subject: Subject, x: Tensor) -> Selection:
-        """The layers to attach to, after one look at what the first picture, (1, C, H, W), gave."""
+    def choose(self, subject: Subject, x: Tensor, batch: Batch) -> Selection:
+        """The layers to attach to, after one look at what the first picture, `x` (1, C, H, W), gave."""
 
     def probe(self) -> Probe:
         """The probe, once the layers are chosen."""
 
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
-        """What to differentiate for this batch, given the model's output."""
+        """What to differentiate for this batch, given the model's output; asked for even where nothing is."""
 
-    def collect(self, done: Pass, batch: Batch) -> Iterable[Tiles | Heat]:
-        """Artefacts of one batch; their `image` is the place in the batch."""
+    def collect(self, done: Pass, batch: Batch, runner: Runner, x: Tensor) -> Iterable[Tiles | Heat | Sheet]:
+        """Artefacts of one batch, `x` to the model; their `image` is the place in the batch."""
 
     def conclude(self) -> Conclusion:
         """What is left to say when all batches are done."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
-    from hookscope.runner import Objective, Pass
+    from hookscope.runner import Objective, Pass, Runner
 
 DEFAULT_LAYERS = ("type:Conv2d",)
 
@@ -51,7 +51,7 @@ class FeatureMapsTask:
     def select(self, subject: Subject) -> Selection:
         return select(subject.model, self._options.layer or DEFAULT_LAYERS, self._options.exclude)
 
-    def choose(self, subject: Subject, x: Tensor) -> Selection:
+    def choose(self, subject: Subject, x: Tensor, batch: Batch) -> Selection:
         self._subject = subject
         self._selection = self.select(subject)
         self._probe = FeatureMapsProbe(
@@ -65,7 +65,7 @@ class FeatureMapsTask:
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
         return ()
 
-    def collect(self, done: Pass, batch: Batch) -> Iterable[Tiles | Heat]:
+    def collect(self, done: Pass, batch: Batch, runner: Runner, x: Tensor) -> Iterable[Tiles | Heat]:
         types = {layer.name: layer.type for layer in self._subject.layers} if self._subject else {}
         for artefact in self._made().artifacts():
             if artefact.status == "non-finite":

@@ -10,13 +10,14 @@ import torch
 
 from hookscope.artifacts import Heat, Tiles
 from hookscope.cam.targets import check_pictures, class_index
+from hookscope.checks.findings import Finding
 from hookscope.errors import NothingMeasured, UsageError
 from hookscope.gradreport import GradReport, grad_report
 from hookscope.layers import Selection, Site, Status, select
 from hookscope.losses import LossFunction, loss_function, loss_objective, own_targets
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.runner import Objective
-from hookscope.tasks import Conclusion, Finding, Subject
+from hookscope.tasks import Conclusion, Subject
 from hookscope.tasks.gradtables import Loss, lines, plot, summary, table
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
-    from hookscope.runner import Pass
+    from hookscope.runner import Pass, Runner
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class GradnormTask:
             self._target_index(self._options.target)
         return select(subject.model, self._options.layer or ("**",), self._options.exclude)
 
-    def choose(self, subject: Subject, x: Tensor) -> Selection:
+    def choose(self, subject: Subject, x: Tensor, batch: Batch) -> Selection:
         self._selection = self.select(subject)
         self._probe = GradNormProbe(layers=frozenset(self._selection.names))
         return self._selection
@@ -77,7 +78,7 @@ class GradnormTask:
                 check_pictures(targets, len(batch.items))
         return [loss_objective(self._loss, targets)]
 
-    def collect(self, done: Pass, batch: Batch) -> Iterable[Tiles | Heat]:
+    def collect(self, done: Pass, batch: Batch, runner: Runner, x: Tensor) -> Iterable[Tiles | Heat]:
         self._made().finish_batch(done.sites, done.values["loss"])
         self._unobservable |= done.unobservable
         return ()

@@ -1,0 +1,204 @@
+"""Maps of a batch, whatever they need: the main pass by its probe, further passes beside it, smoothed and fused.
+
+What the command and the library share. It knows no flag, no file and no picture but as a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hookscope.artifacts import MapStatus, Target
+from hookscope.cam.heads import PooledHead, biases, classifier_weight
+from hookscope.cam.judging import Stack, averaged, channels_of, judged, one_of_many
+from hookscope.cam.methods import Kind, Method
+from hookscope.cam.plan import Made, Plan
+from hookscope.cam.questions import Asked, scores_for
+from hookscope.cam.rounds import INPUT, Here, further, noisy, passes_needed
+from hookscope.cam.scores import Score, objective
+from hookscope.layers import OutputInfo, Selection, Site
+from hookscope.layouts import is_spatial
+from hookscope.probes.cam import CamProbe, Key, Raw
+from hookscope.runner import Objective, Pass, Runner
+
+
+class Explainer:
+    """Makes the maps of one batch after another.
+
+    Args:
+        plan: how.
+        model: read for its weights where a method needs them.
+        layers: names of the layers to explain by.
+        known: what is known of every site, for the size of picture that is run now.
+        only: of all their sites just this one.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        layers: frozenset[str],
+        known: Callable[[], Mapping[Site, OutputInfo]],
+        only: Site | None = None,
+    ) -> None:
+        self.plan = plan
+        self.scores: list[Score] = []
+        self._known = known
+        self._only = only
+        self._model = model
+        self._layers = layers
+        self._by_layer = tuple(method for method in plan.methods if not method.on_input)
+        self._head: PooledHead | None = None
+        self.probe = self._new_probe(self._by_layer if plan.smooth is None or plan.smooth.flip else ())
+
+    def ask(self, output: Any, asked: Asked) -> list[Objective]:
+        """What to differentiate, given the model's answer to a batch.
+
+        Raises:
+            UsageError: the answer has nothing of what is asked.
+        """
+        if all(method.class_free for method in self.plan.methods):
+            return []
+        self.scores = scores_for(self.plan.question, output, asked)
+        self.probe.objectives = frozenset(score.name for score in self.scores)
+        if any(method.name == "cam" for method in self.plan.methods):
+            weight = classifier_weight(self._model, self._known())
+            self._head = PooledHead(weight, self.plan.question.key)
+            self._head.learn(self.scores, output)
+        return list(filter(None, map(objective, self.scores)))
+
+    def maps(self, runner: Runner, x: Tensor, done: Pass) -> list[Made]:
+        """The maps of the batch that the main pass was about: by picture, then target, layer and method."""
+        return list(self._judged(self._rounds(runner, x, done)))
+
+    def again(self, runner: Runner, x: Tensor) -> list[Made]:
+        """The maps of the same pictures and scores by the model as it is now, its weights maybe others."""
+        return list(self._judged(self._rounds(runner, x, None)))
+
+    def passes_a_picture(self) -> dict[str, int]:
+        """How many forward passes each method makes for a picture beside the first, where it makes any."""
+        known = [self._info(site) for site in self._known() if site.layer in self._layers]
+        sites = [info for info in known if info is not None and is_spatial(info)]
+        rounds = 1 if self.plan.smooth is None else (2 if self.plan.smooth.flip else self.plan.smooth.count)
+        found = {}
+        for method in self.plan.methods:
+            channels = [0] if method.on_input or method.kind is Kind.NOISY else [*map(channels_of, sites)]
+            count = rounds * sum(passes_needed(method, number, self.plan.passes) for number in channels)
+            if count:
+                found[method.name] = count
+        return found
+
+    def _new_probe(self, methods: Sequence[Method]) -> CamProbe:
+        return CamProbe(self._layers, self._info, methods, check=self._check)
+
+    def _info(self, site: Site) -> OutputInfo | None:
+        return self._known().get(site) if self._only in (None, site) else None
+
+    def _check(self, site: Site, activation: Tensor, gradient: Tensor, objective: str) -> None:
+        if self._head is not None:
+            self._head.check(site, activation, gradient, objective)
+
+    def _rounds(self, runner: Runner, x: Tensor, done: Pass | None) -> dict[Key, Stack]:
+        """Every map, over the picture as it is and over changed ones as the plan says."""
+        smooth = self.plan.smooth
+        if smooth is None or smooth.flip:
+            rounds = [self._round(runner, x, self.scores, done)]
+        else:
+            inputs = noisy(x, smooth.count, smooth.deviation, self.plan.passes.seed)
+            rounds = [self._round(runner, changed, self.scores, None) for changed in inputs]
+        if smooth is not None and smooth.flip:
+            mirrored = [score.mirrored(x.shape[3]) for score in self.scores]
+            other = self._round(runner, x.flip(3), mirrored, None)
+            rounds.append({key: replace(raw, values=raw.values.flip(2)) for key, raw in other.items()})
+        return averaged(rounds, {method.name: self._rectified(method) for method in self.plan.methods})
+
+    def _round(self, runner: Runner, x: Tensor, scores: Sequence[Score], done: Pass | None) -> dict[Key, Raw]:
+        """Every map of these very pictures; `done`: the main pass was about them."""
+        if done is not None:
+            return self._completed(self.probe, runner, x, scores, done)
+        probe = self._new_probe(self._by_layer)
+        objectives = list(filter(None, map(objective, scores)))
+        with runner.aside([probe], Selection(tuple(sorted(self._layers)))) as aside:
+            done = aside.forward(x, (lambda output: objectives) if probe.needs.gradients else None)
+        return self._completed(probe, runner, x, scores, done)
+
+    def _completed(
+        self, probe: CamProbe, runner: Runner, x: Tensor, scores: Sequence[Score], done: Pass
+    ) -> dict[Key, Raw]:
+        by_gradient = [method for method in self._by_layer if method.kind is Kind.GRADIENT]
+        probe.fill(by_gradient, done.unreached, done.unobservable)
+        here = Here(
+            runner,
+            x,
+            done.output,
+            [score for score in scores if objective(score) is not None],
+            probe.activations,
+            self._known(),
+            biases(self._model) if any(m.kind is Kind.BIASES for m in self.plan.methods) else {},
+        )
+        found = dict(probe.maps)
+        for method in self.plan.methods:
+            found |= further(method, here, self.plan.passes)
+        self._fill_in(found, probe, x, scores)
+        probe.forget()
+        return found
+
+    def _fill_in(self, found: dict[Key, Raw], probe: CamProbe, x: Tensor, scores: Sequence[Score]) -> None:
+        """A map for what has none: undefined where no picture has the target, zero where no gradient came."""
+        for method, score in product(self.plan.methods, scores):
+            if method.class_free:
+                continue
+            asked = objective(score) is not None
+            sites = [INPUT] if method.on_input else list(probe.activations)
+            for site in sites:
+                grid = x.shape[2:] if method.on_input else probe.activations[site].shape[2:]
+                value = 0.0 if asked else float("nan")
+                empty = Raw(torch.full((len(x), *grid), value), (asked,) * len(x), asked)
+                found.setdefault(Key(site, method.name, score.name), empty)
+
+    def _rectified(self, method: Method) -> bool:
+        return method.rectified and self.plan.relu
+
+    def _judged(self, stacks: Mapping[Key, Stack]) -> Iterator[Made]:
+        by_name = {method.name: method for method in self.plan.methods}
+        names = list(by_name)
+        targets = {score.name: score.targets for score in self.scores}
+        order = [None, *targets]
+        sites = [*self._known(), INPUT]
+        place = {site: index for index, site in enumerate(sites)}
+        keys = sorted(
+            stacks,
+            key=lambda key: (order.index(key.objective), place[key.site], names.index(key.method)),
+        )
+        for image in range(len(stacks[keys[0]].kept) if keys else 0):
+            singles = [
+                self._one(key, stacks[key], image, targets[key.objective][image] if key.objective else None)
+                for key in keys
+            ]
+            yield from self._fused(singles, by_name) if self.plan.fuse is not None else singles
+
+    def _one(self, key: Key, stack: Stack, image: int, target: Target | None) -> Made:
+        method = next(method for method in self.plan.methods if method.name == key.method)
+        signed = method.rectified and not self.plan.relu
+        low, high, status = judged(stack, image, signed=signed)
+        kept = stack.kept[image]
+        if target is not None and target.missing:
+            low, high, status, kept = np.nan, np.nan, MapStatus.UNDEFINED, torch.full_like(kept, np.nan)
+        return Made(image, key.site, key.method, kept.numpy(), low, high, status, target, signed)
+
+    def _fused(self, singles: Sequence[Made], methods: Mapping[str, Method]) -> Iterator[Made]:
+        """One map for all layers of each method and target."""
+        groups: dict[tuple[str, Target | None], list[Made]] = {}
+        for made in singles:
+            groups.setdefault((made.method, made.target), []).append(made)
+        for (name, _), members in groups.items():
+            if methods[name].on_input or len(members) < 2:
+                yield from members
+            else:
+                yield one_of_many(members, self.plan.fuse or "")

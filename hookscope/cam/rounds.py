@@ -1,0 +1,235 @@
+"""The further passes that some methods need: noisy pictures, masked pictures, silenced channels, the input's gradient.
+
+Everything is run by the runner, beside its own probes, in batches under a memory bound. What is made of a pass is the
+method's (`formulas`), which passes there are is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hookscope.cam.formulas import masks, most_varied
+from hookscope.cam.methods import Kind, Method
+from hookscope.cam.scores import Score, objective
+from hookscope.layers import ROOT, OutputInfo, Selection, Site
+from hookscope.layouts import to_nchw
+from hookscope.probes.cam import BiasProbe, InputGradientProbe, Key, MomentsProbe, Raw, flat_pictures
+from hookscope.runner import Objective, Runner
+
+if TYPE_CHECKING:
+    from hookscope.hooks import Probe
+
+INPUT = Site("input")
+"""The site of maps that lie on the model's input, not on a layer."""
+
+MEMORY_MIB = 256
+"""What the passes of perturbed pictures may take beside the model, by estimate: decides how many run at once."""
+
+# A layer's input, its output and what it works in, all at once.
+_TENSORS_ALIVE = 3
+
+
+@dataclass(frozen=True)
+class Passes:
+    """How the further passes are made.
+
+    `samples`, `noise`: how many noisy pictures, and the noise's standard deviation as a share of the picture's range
+    of values (SmoothGrad: Smilkov et al. 2017). `top_channels`: how many channels Score-CAM tries, all where `None`.
+    `seed`: of the noise, which is the same for every picture. `tell`: hears what is done, and how many passes of how
+    many.
+    """
+
+    samples: int = 16
+    noise: float = 0.15
+    top_channels: int | None = None
+    seed: int = 0
+    tell: Callable[[str, int], None] = lambda what, done: None
+
+
+@dataclass(frozen=True)
+class Here:
+    """What the passes are about: a batch, its scores, and the activations that its pass left.
+
+    `x`: (N, C, H, W). `output`: the model's answer to it. `activations`: (N, C, h, w) float32 by site.
+    """
+
+    runner: Runner
+    x: Tensor
+    output: Any
+    scores: Sequence[Score]
+    activations: Mapping[Site, Tensor]
+    infos: Mapping[Site, OutputInfo]
+    biases: Mapping[str, Tensor]
+
+
+def further(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
+    """The maps of a method that needs passes of its own; none where one pass has given them."""
+    made = _MAKERS.get(method.kind)
+    return made(method, here, passes) if made is not None else {}
+
+
+def noisy(x: Tensor, count: int, deviation: float, seed: int) -> Iterator[Tensor]:
+    """`count` copies of (N, C, H, W) with normal noise of `deviation` times each picture's range of values."""
+    flat = x.float().flatten(1)
+    scale = deviation * (flat.amax(dim=1) - flat.amin(dim=1))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        # The same for every picture, so that a batch is its pictures one by one.
+        noise = torch.randn(x.shape[1:], generator=generator).to(x.device)
+        yield (x.float() + scale[:, None, None, None] * noise).to(x)
+
+
+def passes_needed(method: Method, channels: int, passes: Passes) -> int:
+    """How many forward passes of one picture the method makes beside the first, for a site of that many channels."""
+    tried = min(channels, passes.top_channels or channels)
+    return {
+        Kind.NOISY: passes.samples,
+        Kind.INPUT: passes.samples if method.name == "smoothgrad" else 1,
+        Kind.BIASES: 1,
+        Kind.MASKED: tried,
+        Kind.ABLATED: channels,
+    }.get(method.kind, 0)
+
+
+def _noisy_gradients(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
+    layers = frozenset(site.layer for site in here.activations)
+    probe = MomentsProbe(layers, here.infos.get)
+    inputs = noisy(here.x, passes.samples, passes.noise, passes.seed)
+    _differentiated(here, method, inputs, probe, Selection(tuple(layers)), passes)
+    found = {}
+    for (site, name), sums in probe.sums.items():
+        if site in here.activations:
+            first, second, third = (total / passes.samples for total in sums)
+            made = method.compute(here.activations[site], (first, second, third))
+            found[Key(site, method.name, name)] = Raw(made.float().cpu(), flat_pictures(second))
+    return found
+
+
+def _at_input(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
+    several = method.name == "smoothgrad"
+    inputs = noisy(here.x, passes.samples, passes.noise, passes.seed) if several else iter([here.x])
+    probe = InputGradientProbe()
+    _differentiated(here, method, inputs, probe, Selection((ROOT,)), passes)
+    count = passes.samples if several else 1
+    return {
+        Key(INPUT, method.name, name): Raw(method.compute(total / count).cpu(), flat_pictures(total))
+        for name, total in probe.sums.items()
+    }
+
+
+def _of_biases(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
+    at_input, at_layers = InputGradientProbe(), BiasProbe(here.biases, here.infos.get)
+    selection = Selection((ROOT, *(name for name in here.biases if name != ROOT)))
+    _differentiated(here, method, [here.x], (at_input, at_layers), selection, passes)
+    found = {}
+    size = tuple(here.x.shape[2:])
+    for name, gradient in at_input.sums.items():
+        terms = [gradient * here.x.float(), *at_layers.terms.get(name, ())]
+        made = method.compute(terms, size)
+        found[Key(INPUT, method.name, name)] = Raw(made.cpu(), flat_pictures(gradient))
+    return found
+
+
+def _differentiated(
+    here: Here,
+    method: Method,
+    inputs: Any,
+    probes: Probe | Sequence[Probe],
+    selection: Selection,
+    passes: Passes,
+) -> None:
+    """One forward pass of each input, and a backward pass for each score, for the probes."""
+    objectives: list[Objective] = list(filter(None, map(objective, here.scores)))
+    told = probes if isinstance(probes, Sequence) else (probes,)
+    with here.runner.aside(told, selection) as aside:
+        for x in inputs:
+            aside.forward(x, lambda output: objectives)
+            passes.tell(method.name, len(x))
+
+
+def _masked(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
+    """Score-CAM: the model on the picture seen through each channel, scaled up to a mask."""
+    found: dict[Key, list[Tensor]] = {}
+    size = (here.x.shape[2], here.x.shape[3])
+    together = _at_once(here.infos, here.x)
+    for site, activations in here.activations.items():
+        for picture, activation in enumerate(_one_by_one(activations)):
+            wanted = passes.top_channels or activation.shape[1]
+            channels = most_varied(activation, min(wanted, activation.shape[1]))
+            scored: list[Tensor] = []
+            for part in torch.split(channels, together):
+                mask = masks(activation, part, size).to(here.x)
+                output = here.runner.outputs(here.x[picture : picture + 1] * mask)
+                scored.append(_values(here.scores, output, picture, len(part)))
+                passes.tell(method.name, len(part))
+            for score, values in zip(here.scores, torch.cat(scored, dim=1), strict=True):
+                made = method.compute(activation, values.to(activation), channels)
+                found.setdefault(Key(site, method.name, score.name), []).append(made)
+    return {key: _stacked(maps) for key, maps in found.items()}
+
+
+def _ablated(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
+    """Ablation-CAM: the rest of the model after the layer with each channel in turn set to zero."""
+    found: dict[Key, list[Tensor]] = {}
+    for site, activations in here.activations.items():
+        info = here.infos[site]
+        for picture, activation in enumerate(_one_by_one(activations)):
+            rest = here.runner.continuation(here.x[picture : picture + 1], site)
+            together = _at_once(here.infos, here.x, site if rest.replayed else None)
+            whole = _values(here.scores, here.output, picture, 1, row=picture)
+            scored = []
+            for part in torch.split(torch.arange(activation.shape[1]), together):
+                values = rest.value.expand(len(part), *rest.value.shape[1:]).clone()
+                to_nchw(values, info.layout, info.grid)[torch.arange(len(part)), part] = 0
+                scored.append(_values(here.scores, rest(values), picture, len(part)))
+                passes.tell(method.name, len(part))
+            for score, clean, without in zip(here.scores, whole, torch.cat(scored, dim=1), strict=True):
+                made = method.compute(activation, clean[0].to(activation), without.to(activation))
+                found.setdefault(Key(site, method.name, score.name), []).append(made)
+    return {key: _stacked(maps) for key, maps in found.items()}
+
+
+_MAKERS: dict[Kind, Callable[[Method, Here, Passes], dict[Key, Raw]]] = {
+    Kind.NOISY: _noisy_gradients,
+    Kind.INPUT: _at_input,
+    Kind.BIASES: _of_biases,
+    Kind.MASKED: _masked,
+    Kind.ABLATED: _ablated,
+}
+
+
+def _values(scores: Sequence[Score], output: Any, picture: int, count: int, row: int | None = None) -> Tensor:
+    """(S, M) every score of an output of changed copies of one picture; of one row of it where `row` says so."""
+    pictures = torch.full((count,), picture)
+    if row is not None:
+        everyone = torch.arange(len(scores[0].targets)) if scores else pictures
+        return torch.stack([score.values(output, everyone)[row : row + 1].float() for score in scores])
+    return torch.stack([score.values(output, pictures).float() for score in scores])
+
+
+def _one_by_one(activations: Tensor) -> Iterator[Tensor]:
+    return (activations[row : row + 1] for row in range(len(activations)))
+
+
+def _stacked(maps: Sequence[Tensor]) -> Raw:
+    values = torch.cat(list(maps)).float().cpu()
+    return Raw(values, (False,) * len(values))
+
+
+def _at_once(infos: Mapping[Site, OutputInfo], x: Tensor, after: Site | None = None) -> int:
+    """How many pictures may run at once; `after`: only what is computed after that site takes memory."""
+    first = infos[after].order if after is not None else 0
+    numbers = max((_numbers(info) for info in infos.values() if info.order >= first), default=x[0].numel())
+    return max(1, int(MEMORY_MIB * 2**20 / (_TENSORS_ALIVE * numbers * x.element_size())))
+
+
+def _numbers(info: OutputInfo) -> int:
+    total = 1
+    for size in info.shape:
+        total *= size
+    return total // max(1, info.shape[0]) if info.shape else 1

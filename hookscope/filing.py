@@ -1,0 +1,92 @@
+"""Where a run's artefacts go: the folder of their picture, now or when all of the run is known.
+
+Knows pictures, tasks and the output directory; it measures nothing and draws nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hookscope.artifacts import Heat, Sheet
+from hookscope.background import Background
+from hookscope.images import ImageRef
+from hookscope.job import Job
+from hookscope.loading import Item, batches, default_workers
+from hookscope.output.ranged import Ranged
+from hookscope.output.writers import (
+    Artefact,
+    Place,
+    prepared,
+    write_document,
+    write_summary,
+    write_table,
+)
+from hookscope.tasks import Conclusion, Task
+
+
+class Filing:
+    """Hands the artefacts of a job to the writers.
+
+    Args:
+        job: what is run.
+        note: what every reader must know of the model.
+    """
+
+    def __init__(self, job: Job, note: str) -> None:
+        self._job = job
+        self._note = note
+        self._several = len(job.tasks) > 1
+        self._ranged = {
+            name: Ranged(job.out, drawing.picture)
+            for name, drawing in job.drawing.items()
+            if drawing.range_over_run
+        }
+
+    def take(self, task: Task, artefact: Artefact, item: Item, writers: Background) -> None:
+        """Have an artefact of one picture written; of one whose colours reach over the run, its values alone."""
+        ranged, place = self._ranged.get(task.name), self._place(task.name, item.ref, item)
+        if ranged is not None and isinstance(artefact, Sheet):
+            ranged.sheet(item.ref.index)
+        elif ranged is not None and isinstance(artefact, Heat):
+            writers.submit(ranged.values(artefact, place, item.ref.index))
+        else:
+            writers.submit(prepared(self._job.out, artefact, place, self._job.drawing[task.name].picture))
+
+    def draw(self, writers: Background) -> None:
+        """Draw what has waited for the run's range; the pictures are read once more."""
+        writers.drain()
+        wanted = frozenset[int]().union(*(ranged.pictures for ranged in self._ranged.values()))
+        refs = [ref for ref in self._job.found.refs if ref.index in wanted]
+        for done, item in enumerate(self._read(refs), start=1):
+            for name, ranged in self._ranged.items():
+                for writing in ranged.drawn(self._place(name, item.ref, item), item.ref.index):
+                    writers.submit(writing)
+            writers.settle()
+            self._job.progress("drawing", done, len(refs))
+
+    def conclude(self, task: Task, conclusion: Conclusion) -> None:
+        """Write the tables, pages and pairs that a task ends in."""
+        out, prefix = self._job.out, f"{task.name}/" if self._several else ""
+        for table in conclusion.tables:
+            write_table(out, table, name=f"{prefix}{table.kind}", formats=("csv", "json"))
+        if conclusion.summary:
+            write_summary(out, conclusion.summary, name=f"{prefix}{task.name}")
+        for name, data in conclusion.documents.items():
+            write_document(out, f"{prefix}{name}", data, kind=task.name)
+        pairs = dict.fromkeys(path for path, _ in conclusion.pairs)
+        refs = [ref for ref in self._job.found.refs if ref.path in pairs]
+        for item in self._read(refs):
+            for path, pair in conclusion.pairs:
+                if path == item.ref.path:
+                    place = self._place(task.name, item.ref, item)
+                    prepared(out, pair, place, self._job.drawing[task.name].picture)()
+
+    def _place(self, task: str, ref: ImageRef, item: Item) -> Place:
+        folder = f"{task}/{ref.key}" if self._several else ref.key
+        return Place(folder, ref.path, item.picture, item.view, self._note)
+
+    def _read(self, refs: list[ImageRef]) -> Iterator[Item]:
+        job = self._job
+        workers = default_workers() if job.workers is None else job.workers
+        found = batches(refs, job.loaded.preprocess, size=job.batch_size, workers=workers, keep_pictures=True)
+        return (item for batch in found for item in batch.items)
