@@ -116,8 +116,12 @@ def difference(one: Any, other: Any) -> float:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two nested values are equal but for rounding; in half precision that is coarse."""
-    half = any(tensor.dtype in (torch.float16, torch.bfloat16) for _, tensor in tensors_in(one))
-    return difference(one, other) <= (_TOLERANCE_HALF if half else _TOLERANCE)
+    return difference(one, other) <= (_TOLERANCE_HALF if is_half(one) else _TOLERANCE)
+
+
+def is_half(value: Any) -> bool:
+    """Whether any tensor of a nested value is in half precision."""
+    return any(tensor.dtype in (torch.float16, torch.bfloat16) for _, tensor in tensors_in(value))
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

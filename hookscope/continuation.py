@@ -16,6 +16,14 @@ from hookscope.layers import Site
 from hookscope.wording import one_line
 
 
+Rest = Callable[[int, Tensor, bool], Any]
+"""Told how many copies, the values at the site, and whether the model may write to them."""
+
+
+class ReplayFailed(Exception):
+    """The call must be made again, with new values."""
+
+
 class Continuation:
     """The rest of the model after a site, for one picture.
 
@@ -23,24 +31,25 @@ class Continuation:
     if not, `note` says why whole passes are made instead.
     """
 
-    def __init__(self, site: Site, value: Tensor, axis: Axis, whole: Callable[[int, Tensor], Any]) -> None:
+    def __init__(self, site: Site, value: Tensor, axis: Axis, whole: Rest) -> None:
         self.site = site
         self.value = value
         self.note = ""
         self._axis = axis
         self._whole = whole
-        self._replay: Callable[[int, Tensor], Any] | None = None
+        self._replay: Rest | None = None
 
     @property
     def replayed(self) -> bool:
         """Whether the layers before the site are spared."""
         return self._replay is not None
 
-    def __call__(self, values: Tensor) -> Any:
+    def __call__(self, values: Tensor, *, given_away: bool = False) -> Any:
         """The model's output for M copies of the picture, each with values of its own at the site.
 
         Args:
             values: (M, ...) in the layer's own layout; where it keeps its pictures along another axis, along that.
+            given_away: the model may write to `values`, which then need not be copied.
 
         Returns:
             What the model returns, without a graph, a copy.
@@ -48,18 +57,22 @@ class Continuation:
         Raises:
             UsageError: the shape is not that of the site.
             ModelError: the model raised.
+            ReplayFailed: the layers before the site cannot be spared after all, and `values` that were given away may
+                be written to: give them once more.
         """
         copies = self._copies(values)
         if self._replay is not None:
             try:
-                return self._replay(copies, values)
+                return self._replay(copies, values, given_away)
             except MemoryError:
                 raise
             except (Exception, SystemExit) as error:
                 self.give_up(one_line(error))
-        return self._whole(copies, values)
+                if given_away:
+                    raise ReplayFailed from error
+        return self._whole(copies, values, given_away)
 
-    def replay_by(self, replay: Callable[[int, Tensor], Any]) -> None:
+    def replay_by(self, replay: Rest) -> None:
         """Spare the layers before the site from now on."""
         self._replay = replay
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,13 +27,15 @@ class Edit:
     `change(site, tensor)` gives the new values, of the tensor's shape; the tensor itself means unchanged. It is
     the model's own live tensor and must not be written to; where it is part of a graph, the change becomes part of
     it too. `layer` is a first name as in `modules_by_name`; `call` which of its calls (`None`: every one), `output`
-    the path of the tensor in a nested output (`None`: every floating tensor).
+    the path of the tensor in a nested output (`None`: every floating tensor). `gives_away`: nobody else holds the new
+    values, so that the model may go on with that very tensor.
     """
 
     layer: str
     change: Callable[[Site, Tensor], Tensor]
     call: int | None = None
     output: str | None = None
+    gives_away: bool = False
 
     def concerns(self, site: Site, tensor: Tensor) -> bool:
         """Whether the edit is meant for this tensor."""
@@ -56,9 +59,11 @@ class Editing:
 
     Where a layer's output shares memory with one of its inputs (an in-place op, an identity), the caller may
     ignore what is returned and go on with the input: the new values are then written into that memory, unless it
-    cannot be written to or is the model's own. With a graph such a write could take from autograd what it saved:
-    there a module with `inplace` set works on a stand-in, whose new values are then written where the module would
-    have written, and all others return a changed copy.
+    cannot be written to or is the model's own. The model's input is no exception: give it a copy.
+
+    With a graph such a write could take from autograd what it saved: there a module with `inplace` set works on a
+    stand-in, whose new values are then written where the module would have written, and all others return a changed
+    copy.
 
     Args:
         model: the model whose layers are edited.
@@ -81,7 +86,12 @@ class Editing:
             if edit.layer not in modules:
                 raise UsageError(f"no layer is named {edit.layer!r}", near_misses(edit.layer, modules))
             self._edits.setdefault(edit.layer, []).append(edit)
-        self._owned = owned_memory(model) if edits else frozenset()
+        self._model = model
+
+    @cached_property
+    def _owned(self) -> frozenset[int]:
+        # Dear to find out, and seldom asked for.
+        return owned_memory(self._model)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -124,7 +134,8 @@ class Editing:
         for path, tensor in tensors_in(output):
             new = self._changed(Site(layer, entered.call, path), tensor)
             if new is not tensor and not (storage(tensor) in shared and self._written(tensor, new)):
-                replaced[path] = _own(new, tensor)
+                given = self._is_given_away(layer) and _lies_like(new, tensor)
+                replaced[path] = new if given else _own(new, tensor)
         return rebuilt(output, replaced) if replaced else None
 
     def _handed_on(self, layer: str, entered: _Entered, stood_for: Tensor) -> Tensor:
@@ -142,6 +153,9 @@ class Editing:
                 with self._looking():
                     value = _checked(site, value, edit.change(site, value))
         return value
+
+    def _is_given_away(self, layer: str) -> bool:
+        return all(edit.gives_away for edit in self._edits[layer])
 
     def _written(self, tensor: Tensor, new: Tensor) -> bool:
         if storage(tensor) in self._owned or not _is_writable(tensor):
@@ -192,6 +206,13 @@ def _needs_stand_in(module: nn.Module, args: Any) -> bool:
         return False
     given = args[0] if args else None
     return isinstance(given, Tensor) and given.requires_grad and not given.is_leaf
+
+
+def _lies_like(new: Tensor, tensor: Tensor) -> bool:
+    """Whether the model's own kernels would be taken for it: same type, same order of axes in memory."""
+    # An expanded axis has a stride of 0, which says nothing of the order.
+    alike = all(own in (0, other) for own, other in zip(tensor.stride(), new.stride(), strict=True))
+    return new.dtype == tensor.dtype and alike and _is_writable(new)
 
 
 def _is_writable(tensor: Tensor) -> bool:

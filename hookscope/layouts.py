@@ -67,7 +67,7 @@ class Layouts:
             shape=record.shape,
             dtype=record.dtype,
             layout=layout,
-            grid=_grid(record, layout, self.outputs),
+            grid=_grid(record, layout, self.outputs, self._input_shape),
             same_as=record.same_as,
             order=len(self.outputs),
         )
@@ -101,7 +101,9 @@ def with_grid(outputs: Mapping[Site, OutputInfo], size: tuple[int, int]) -> dict
             found[site], fitted = replace(info, grid=(height, width, prefix)), True
     if not fitted:
         counts = sorted({info.shape[1] for info in outputs.values() if info.layout == "NTC"})
-        tokens = f"layers return {', '.join(map(str, counts))} tokens" if counts else "no layer returns tokens"
+        tokens = (
+            f"layers return {', '.join(map(str, counts))} tokens" if counts else "no layer returns tokens"
+        )
         raise UsageError(f"--grid {height}x{width} fits no layer", tokens)
     return found
 
@@ -219,23 +221,39 @@ def _has_aspect(height: int, width: int, input_shape: Shape) -> bool:
     return abs(height * input_shape[3] - width * input_shape[2]) <= max(input_shape[2:])
 
 
-def _grid(record: Record, layout: str, known: Mapping[Site, OutputInfo]) -> Grid | None:
+def _grid(record: Record, layout: str, known: Mapping[Site, OutputInfo], input_shape: Shape) -> Grid | None:
     shape = record.shape
     if layout == "NCHW":
         return (shape[2], shape[3], 0)
     if layout == "NHWC":
         return (shape[1], shape[2], 0)
-    return _token_grid(shape, known) if layout == "NTC" else None
+    return _token_grid(shape, known, input_shape) if layout == "NTC" else None
 
 
-def _token_grid(shape: Shape, known: Mapping[Site, OutputInfo]) -> Grid | None:
+def _token_grid(shape: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape) -> Grid | None:
     """The grid that tokens were made from: that of the patch layer of as many channels, the fewest tokens before it.
 
-    Tokens of other widths, as inside an MLP, have the grid of those before them that are as many.
+    Tokens of other widths, as inside an MLP, have the grid of those before them that are as many. Where nothing
+    picture-like came before, the picture itself was cut into patches.
     """
-    found = [grid for grid in _grids(known) if _is_tokens(shape, grid)]
+    grids = _grids(known)
+    found = [grid for grid in grids if _is_tokens(shape, grid)]
     if found:
         _, height, width = max(found, key=lambda grid: grid[1] * grid[2])
         return (height, width, shape[1] - height * width)
     alike = (info.grid for info in known.values() if info.layout == "NTC" and info.shape[1] == shape[1])
-    return next((grid for grid in alike if grid is not None), None)
+    inherited = next((grid for grid in alike if grid is not None), None)
+    return inherited or (_patch_grid(shape[1], input_shape) if not grids else None)
+
+
+def _patch_grid(tokens: int, input_shape: Shape) -> Grid | None:
+    """The grid of the square patches that the picture can be cut into, the fewest tokens before them."""
+    if len(input_shape) != 4:
+        return None
+    height, width = input_shape[2:]
+    for side in range(2, min(height, width) + 1):
+        if height % side == 0 and width % side == 0:
+            count = (height // side) * (width // side)
+            if 1 < count <= tokens <= count + _MAX_PREFIX:
+                return (height // side, width // side, tokens - count)
+    return None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import hookscope
-from hookscope.cam.outputs import logits_of, probabilities_of
+from hookscope.cam.areas import class_areas
+from hookscope.cam.outputs import Answer, answer_of, dense_scores, logits_of, probabilities_of
+from hookscope.cam.scores import dense_probabilities
 from hookscope.cam.targets import label_of
 from hookscope.errors import UsageError
 from hookscope.images import ImageFailure
@@ -57,27 +58,84 @@ def failure_record(failure: ImageFailure) -> dict[str, Any]:
     return {"path": failure.path, "status": "error", "error": failure.error, "top": []}
 
 
-def top_records(output: Any, pictures: int, categories: Sequence[str] | None) -> list[list[dict[str, Any]]]:
-    """The best classes of every picture; none where the model is no classifier."""
+def top_records(
+    output: Any, pictures: int, categories: Sequence[str] | None, key: str | None = None
+) -> list[list[dict[str, Any]]]:
+    """What the model says of every picture, the best first: classes with their score and probability.
+
+    Of a detector the classes of the best boxes. Of a segmentation those of the most pixels, with their mean score and
+    probability over these and their share of the picture (`area`). Nothing where the output says no class, or not
+    which tensor does (`key`).
+    """
     try:
-        logits, probabilities = logits_of(output), probabilities_of(output)
+        found = _BEST[answer_of(output, key)](output, key)
     except UsageError:
+        found = []
+    if len(found) != pictures:
         return [[] for _ in range(pictures)]
-    if logits.shape[0] != pictures:
-        return [[] for _ in range(pictures)]
-    best = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices[:, :_TOP].tolist()
+    return [[_top(best, categories) for best in picture] for picture in found]
+
+
+@dataclass(frozen=True)
+class _Best:
+    index: int
+    score: float
+    probability: float
+    area: float | None = None
+
+
+def _top(best: _Best, categories: Sequence[str] | None) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "class": best.index,
+        "label": label_of(best.index, categories),
+        "score": best.score,
+        "probability": best.probability,
+    }
+    return record if best.area is None else record | {"area": best.area}
+
+
+def _best_classes(output: Any, key: str | None) -> list[list[_Best]]:
+    logits, probabilities = logits_of(output, key).detach(), probabilities_of(output, key).detach()
+    order = torch.sort(logits.float(), dim=1, descending=True, stable=True).indices[:, :_TOP].tolist()
     return [
-        [_top(index, row, logits, probabilities, categories) for index in best[row]]
-        for row in range(pictures)
+        [_Best(index, float(logits[row, index]), float(probabilities[row, index])) for index in indices]
+        for row, indices in enumerate(order)
     ]
 
 
-def _top(
-    index: int, row: int, logits: Tensor, probabilities: Tensor, categories: Sequence[str] | None
-) -> dict[str, Any]:
-    return {
-        "class": index,
-        "label": label_of(index, categories),
-        "score": float(logits[row, index]),
-        "probability": float(probabilities[row, index]),
-    }
+def _best_boxes(output: Any, key: str | None) -> list[list[_Best]]:
+    found = []
+    for answer in output:
+        scores = answer["scores"].detach().float()
+        order = torch.sort(scores, descending=True, stable=True).indices[:_TOP].tolist()
+        found.append([_Best(int(answer["labels"][at]), float(scores[at]), float(scores[at])) for at in order])
+    return found
+
+
+def _largest_areas(output: Any, key: str | None) -> list[list[_Best]]:
+    found = []
+    for scores in dense_scores(output, key).detach()[:, None]:
+        winners, probabilities = scores[0].argmax(dim=0), dense_probabilities(scores)[0]
+        areas = class_areas(winners[None], len(scores[0]))[0]
+        order = torch.sort(areas, descending=True, stable=True).indices[:_TOP].tolist()
+        found.append(
+            [
+                _Best(
+                    index,
+                    float(scores[0, index][winners == index].double().mean()),
+                    float(probabilities[index][winners == index].mean()),
+                    float(areas[index]) / winners.numel(),
+                )
+                for index in order
+                if areas[index]
+            ]
+        )
+    return found
+
+
+_BEST: dict[Answer, Callable[[Any, str | None], list[list[_Best]]]] = {
+    Answer.CLASSES: _best_classes,
+    Answer.BOXES: _best_boxes,
+    Answer.DENSE: _largest_areas,
+    Answer.EMBEDDING: lambda output, key: [],
+}

@@ -103,8 +103,8 @@ SUBJECTS = {
 }
 
 
-def pictures(count=2, seed=1, colours=3):
-    return torch.randn(count, colours, 32, 32, generator=torch.Generator().manual_seed(seed))
+def pictures(count=2, seed=1, colours=3, size=32):
+    return torch.randn(count, colours, size, size, generator=torch.Generator().manual_seed(seed))
 
 
 Score = Callable[[torch.Tensor, list[int]], torch.Tensor]
@@ -168,9 +168,13 @@ def _weighted(weights, a):
     return (weights[:, :, None, None] * a).sum(1)
 
 
+def _shared(part, whole):
+    """0 of nothing, as for a dead channel."""
+    return torch.where(whole == 0, 0.0, part / torch.where(whole == 0, 1.0, whole))
+
+
 def _plusplus(a, g, g2, g3):
-    bottom = 2 * g2 + a.sum((2, 3), keepdim=True) * g3
-    alpha = torch.where(g2 == 0, 0.0, g2 / torch.where(bottom == 0, 1.0, bottom))
+    alpha = _shared(g2, 2 * g2 + a.sum((2, 3), keepdim=True) * g3)
     return _weighted((alpha * g.relu()).sum((2, 3)), a)
 
 
@@ -186,7 +190,7 @@ def _component(a):
 BY_GRADIENT = {
     "gradcam": lambda a, g: _weighted(g.mean((2, 3)), a),
     "gradcam++": lambda a, g: _plusplus(a, g, g**2, g**3),
-    "xgradcam": lambda a, g: _weighted((g * a).sum((2, 3)) / a.sum((2, 3)), a),
+    "xgradcam": lambda a, g: _weighted(_shared((g * a).sum((2, 3)), a.sum((2, 3))), a),
     "hirescam": lambda a, g: (g * a).sum(1),
     "elementwise": lambda a, g: (g * a).relu().sum(1),
     "layercam": lambda a, g: (g.relu() * a).sum(1),
@@ -209,7 +213,7 @@ def _scorecam(subject, model, x, score, top=None):
     maps = []
     for picture, one in enumerate(activation):
         order = sorted(range(len(one)), key=lambda k: -float(one[k].double().var(unbiased=False)))
-        tried = order[:top] if top else order
+        tried = [k for k in (order[:top] if top else order) if one[k].min() < one[k].max()]  # no mask, no say
         scores = []
         for k in tried:
             mask = F.interpolate(one[None, None, k], size=x.shape[2:], mode="bilinear", align_corners=False)
@@ -255,15 +259,18 @@ def _smoothgrad(subject, model, x, score):
 
 def shares(model, x, score):
     """Input times gradient, then bias times gradient of every layer with a bias, in the layers' own layouts."""
-    kept, handles = [], []
+    kept = []
 
     def hook(module, args, output):
         kept.append((module, output))
         return output.clone()  # what comes after may write to it
 
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear | nn.LayerNorm | nn.BatchNorm2d) and module.bias is not None:
-            handles.append(module.register_forward_hook(hook))
+    biased = (nn.Conv2d, nn.Linear, nn.LayerNorm, nn.BatchNorm2d)
+    handles = [
+        module.register_forward_hook(hook)
+        for module in model.modules()
+        if isinstance(module, biased) and module.bias is not None
+    ]
     leaf = x.clone().requires_grad_()
     total = score(model(leaf.clone()), [*range(len(x))]).sum()
     for handle in handles:

@@ -378,6 +378,18 @@ class Alternating(nn.Module):
         return self.fc(self.c(x).tanh().mean((2, 3)))
 
 
+class Mixing(nn.Module):
+    """What it makes of a picture depends on the others in the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        y = self.a(x)
+        return self.b(y - y.sum(0)).mean((2, 3))
+
+
 class Bundled(nn.Module):
     """Returns a list with an entry a picture, as detectors do."""
 
@@ -395,9 +407,10 @@ class Bundled(nn.Module):
         (nets.Stashed, Site("fc"), "keeps values aside as 'skip'"),
         (nets.DerivedStash, Site("fc"), "keeps values aside as 'skip'"),
         (nets.LateView, Site("fc"), "keeps values aside as 'kept'"),
+        (Mixing, Site("b"), "depends on the others in the batch"),
         (Bundled, Site("b"), "1 tensors become 2 for two pictures"),
     ],
-    ids=["stash", "derived-stash", "late-view", "list"],
+    ids=["stash", "derived-stash", "late-view", "mixing", "list"],
 )
 def test_what_cannot_be_replayed_is_said_and_passes_are_whole(make, site, why):
     model, x = seeded(make), picture(1)
@@ -711,3 +724,52 @@ def test_values_with_a_graph_are_put_into_shared_memory_all_the_same():
         rest = runner.continuation(x, Site("same"))
         values = noisy(rest.value)
         assert_close(rest(values.clone().requires_grad_()), by_plain_hook(model, x, Site("same"), values))
+
+
+class FillsLater(nn.Module):
+    """Fills what a layer returned after it was read: torch lets that pass even on a view of one row for all."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.fc = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Linear(4, 5)
+
+    def forward(self, x):
+        y = self.a(x)
+        early = y.mean((2, 3))
+        y.zero_()
+        return self.fc(self.b(early[:, :, None, None] * torch.ones(3, 3)).mean((2, 3)) + early)
+
+
+def test_a_recording_that_the_model_would_fill_is_copied():
+    model, x = seeded(FillsLater), picture(1)
+    with running(model, [], ".") as runner:
+        rest = runner.continuation(x, Site("b"))
+        values = noisy(rest.value)
+        for _ in range(2):
+            assert_close(rest(values), by_plain_hook(model, x, Site("b"), values))
+        assert rest.replayed
+
+
+class OrderByCount(nn.Module):
+    """The order in which layers are called changes with more than two pictures."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.c, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(7, 5)
+
+    def forward(self, x):
+        y = self.b(self.a(x)) if len(x) <= 2 else self.a(self.b(x))
+        return self.fc(torch.cat([self.c(y), y[:, :, 1:-1, 1:-1]], 1).mean((2, 3)))
+
+
+def test_calls_in_another_order_than_learnt_are_noticed_and_passes_are_whole_from_then_on():
+    model, x = seeded(OrderByCount), picture(1)
+    with running(model, [], ".") as runner:
+        rest = runner.continuation(x, Site("c"))
+        values = noisy(rest.value)
+        assert rest.replayed
+        assert_close(rest(values[:2]), by_plain_hook(model, x, Site("c"), values[:2]))
+        assert_close(rest(values), by_plain_hook(model, x, Site("c"), values))
+        assert not rest.replayed
+        assert "the order in which it calls its layers" in rest.note

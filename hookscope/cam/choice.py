@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hookscope.cam.outputs import is_detections
+from hookscope.cam.outputs import Answer, answer_of, dense_scores
+from hookscope.cam.scores import asks_for_class
 from hookscope.errors import NothingMeasured, UsageError
-from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
+from hookscope.layers import ROOT, LayerInfo, OutputInfo, Selection, Site
 from hookscope.layouts import is_spatial
 from hookscope.probes.cam import GradientReachProbe
+from hookscope.probes.featuremaps import Infos
 from hookscope.runner import Objective, running
 
 _FIRST_LOOK = 24
@@ -50,12 +52,14 @@ def default_layer(
     x: Tensor,
     infos: Mapping[Site, OutputInfo],
     objectives: Callable[[Any], Iterable[Objective]],
+    key: str | None = None,
 ) -> Site:
     """The last site, in execution order, at whose positions on the picture the scores' gradient is not zero.
 
-    Of layers that return the very same tensor the outermost is taken; of several calls of a layer the last. Of a
-    detector, whose boxes come from several resolutions, and where there is nothing to differentiate, it is the
-    `deepest_layer`. Decided by one pass over `x`, (1, C, H, W).
+    Of layers that return the very same tensor the outermost is taken, but for the model itself; of several calls of a
+    layer the last. Where the answer has places of its own (a segmentation, detections) the last layers only repeat
+    it: there it is the `deepest_layer` of those that every score depends on. So it is, of all, where there is nothing
+    to differentiate. Decided by passes over `x`, (1, C, H, W). `key`: which tensor of the output counts.
 
     Raises:
         UsageError: no layer has a spatial output.
@@ -68,14 +72,18 @@ def default_layer(
         )
     for count in dict.fromkeys((min(_FIRST_LOOK, len(spatial)), len(spatial))):
         candidates = spatial[-count:]
-        probe, asked = GradientReachProbe(frozenset(candidates), infos.get), _Asked(objectives)
+        probe, asked = _Reach(frozenset(candidates), infos.get), _Asked(objectives, key)
         with running(model, [probe], Selection(candidates)) as runner:
             runner.forward(x, asked)
-        if asked.of_boxes or not asked.any:
+        if not asked.any:
             return deepest_layer(infos)
-        reached = [site for site in infos if site in probe.depended_on]
+        if asked.has_places and count < len(spatial):
+            continue
+        reached = {
+            site: info for site, info in infos.items() if site in probe.reached(every=asked.has_places)
+        }
         if reached:
-            return reached[-1]
+            return deepest_layer(reached, asked.classes_a_pixel) if asked.has_places else _last(reached)
     raise NothingMeasured(
         "the score's gradient is zero at every spatial layer",
         "is the classifier's weight all zero, as in an untrained ViT? name a layer to write its blank map",
@@ -83,7 +91,7 @@ def default_layer(
 
 
 def last_layer(infos: Mapping[Site, OutputInfo]) -> Site:
-    """The last site, in execution order, with a spatial output.
+    """The last site, in execution order, with a spatial output; the model's own only where there is no other.
 
     Raises:
         UsageError: there is none.
@@ -93,11 +101,14 @@ def last_layer(infos: Mapping[Site, OutputInfo]) -> Site:
         raise UsageError(
             "no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them"
         )
-    return sites[-1]
+    return _last(sites)
 
 
-def deepest_layer(infos: Mapping[Site, OutputInfo]) -> Site:
+def deepest_layer(infos: Mapping[Site, OutputInfo], classes: int = 0) -> Site:
     """The last site of the most channels that a layer returns alone: the end of the backbone.
+
+    Those in a part that the model calls its `backbone`, where it has one. `classes`: so many channels are taken for
+    class scores, not features, where there are others.
 
     Raises:
         UsageError: no layer has a spatial output.
@@ -105,24 +116,63 @@ def deepest_layer(infos: Mapping[Site, OutputInfo]) -> Site:
     channels = {
         site: info.shape[1]
         for site, info in infos.items()
-        if is_spatial(info) and info.layout == "NCHW" and not site.output
+        if is_spatial(info) and info.layout == "NCHW" and not site.output and site.layer != ROOT
     }
+    channels = {site: count for site, count in channels.items() if _in_backbone(site)} or channels
+    channels = {site: count for site, count in channels.items() if count != classes} or channels
     most = max(channels.values(), default=0)
     return next((site for site in reversed(channels) if channels[site] == most), None) or last_layer(infos)
 
 
-class _Asked:
-    """The objectives, and what was learnt of them when they were asked for."""
+class _Reach(GradientReachProbe):
+    """Also tells the scores apart."""
 
-    def __init__(self, objectives: Callable[[Any], Iterable[Objective]]) -> None:
+    def __init__(self, layers: frozenset[str], infos: Infos) -> None:
+        super().__init__(layers, infos)
+        self._by_score: dict[str, set[Site]] = {}
+
+    def on_gradient(self, site: Site, tensor: Tensor, objective: str) -> None:
+        self.depended_on = self._by_score.setdefault(objective, set())
+        super().on_gradient(site, tensor, objective)
+
+    def reached(self, *, every: bool) -> set[Site]:
+        """The sites that any score depends on; those that every score does, where there are such."""
+        found = list(self._by_score.values())
+        common = set.intersection(*found) if found and every else set()
+        return common or set().union(*found)
+
+
+class _Asked:
+    """The objectives, and what was learnt of them when they were asked for.
+
+    `any`: there were some. `has_places`: the answer has places of its own. `classes_a_pixel`: of a segmentation.
+    """
+
+    def __init__(self, objectives: Callable[[Any], Iterable[Objective]], key: str | None) -> None:
         self.any = False
-        self.of_boxes = False
+        self.has_places = False
+        self.classes_a_pixel = 0
         self._objectives = objectives
+        self._key = key
 
     def __call__(self, output: Any) -> list[Objective]:
         found = list(self._objectives(output))
-        self.any, self.of_boxes = bool(found), is_detections(output)
+        self.any = bool(found)
+        if any(asks_for_class(objective.name) for objective in found):
+            answer = answer_of(output, self._key)
+            self.has_places = answer in (Answer.BOXES, Answer.DENSE)
+            self.classes_a_pixel = dense_scores(output, self._key).shape[1] if answer is Answer.DENSE else 0
         return found
+
+
+def _in_backbone(site: Site) -> bool:
+    return "backbone" in site.layer.split(".")
+
+
+def _last(sites: Iterable[Site]) -> Site:
+    """The last that is not the model itself, whose output is what comes of the layers."""
+    order = list(sites)
+    return next((site for site in reversed(order) if site.layer != ROOT), order[-1])
 
 
 def _not_spatial(

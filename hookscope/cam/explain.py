@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.artifacts import MapStatus, Target
 from hookscope.cam.heads import PooledHead, biases, classifier_weight
-from hookscope.cam.judging import Stack, averaged, channels_of, judged, one_of_many
+from hookscope.cam.judging import Stack, Verdict, averaged, channels_of, judged, one_of_many
 from hookscope.cam.methods import Kind, Method
 from hookscope.cam.plan import Made, Plan
 from hookscope.cam.questions import Asked, scores_for
@@ -176,21 +176,30 @@ class Explainer:
             stacks,
             key=lambda key: (order.index(key.objective), place[key.site], names.index(key.method)),
         )
+        verdicts = {key: judged(stacks[key], signed=self._signed(key.method)) for key in keys}
         for image in range(len(stacks[keys[0]].kept) if keys else 0):
             singles = [
-                self._one(key, stacks[key], image, targets[key.objective][image] if key.objective else None)
+                self._one(
+                    key,
+                    image,
+                    stacks[key].kept[image],
+                    verdicts[key][image],
+                    targets[key.objective][image] if key.objective else None,
+                )
                 for key in keys
             ]
             yield from self._fused(singles, by_name) if self.plan.fuse is not None else singles
 
-    def _one(self, key: Key, stack: Stack, image: int, target: Target | None) -> Made:
-        method = next(method for method in self.plan.methods if method.name == key.method)
-        signed = method.rectified and not self.plan.relu
-        low, high, status = judged(stack, image, signed=signed)
-        kept = stack.kept[image]
+    def _one(self, key: Key, image: int, kept: Tensor, verdict: Verdict, target: Target | None) -> Made:
+        low, high, status = verdict
         if target is not None and target.missing:
             low, high, status, kept = np.nan, np.nan, MapStatus.UNDEFINED, torch.full_like(kept, np.nan)
+        signed = self._signed(key.method)
         return Made(image, key.site, key.method, kept.numpy(), low, high, status, target, signed)
+
+    def _signed(self, name: str) -> bool:
+        """Whether the method's maps are shown with what is below zero, which they may have."""
+        return not self.plan.relu and next(m.rectified for m in self.plan.methods if m.name == name)
 
     def _fused(self, singles: Sequence[Made], methods: Mapping[str, Method]) -> Iterator[Made]:
         """One map for all layers of each method and target."""

@@ -29,9 +29,11 @@ def gradcam_plusplus(activation: Tensor, gradient: Tensor) -> Tensor:
     WACV 2018, eq. 19 divided by g^2: the same number, for gradients of any size and without an epsilon. 0 where the
     gradient or the denominator is 0.
     """
-    denominator = 2 + activation.sum(dim=(2, 3), keepdim=True) * gradient
-    alpha = denominator.reciprocal().where((gradient != 0) & (denominator != 0), 0.0)
-    return _weighted((alpha * gradient.clamp(min=0)).sum(dim=(2, 3), keepdim=True), activation)
+    positive = gradient.clamp(min=0)
+    denominator = (activation.sum(dim=(2, 3), keepdim=True) * positive).add_(2)
+    denominator.masked_fill_(denominator == 0, float("inf"))
+    # In place: fresh tensors of this size cost more than the arithmetic.
+    return _weighted(positive.div_(denominator).sum(dim=(2, 3), keepdim=True), activation)
 
 
 def smoothgradcam_plusplus(activation: Tensor, moments: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -215,7 +217,9 @@ def fullgrad(terms: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
 
 
 def _weighted(weights: Tensor, activation: Tensor) -> Tensor:
-    return (weights * activation).sum(dim=1)
+    """(N, h, w): the channels of (N, K, h, w) times (N, K, 1, 1), summed."""
+    summed = weights[:, None, :, 0, 0] @ activation.flatten(2)
+    return summed.reshape(len(activation), *activation.shape[2:])
 
 
 def _is_flat(activation: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hookscope.artifacts import MapStatus
@@ -26,26 +27,48 @@ class Stack:
     defined: bool
 
 
-def judged(stack: Stack, image: int, *, signed: bool) -> tuple[float, float, MapStatus]:
-    """Least and greatest value, and what the map means.
+Verdict = tuple[float, float, MapStatus]
+"""Least and greatest value, and what the map means."""
+
+
+def judged(stack: Stack, *, signed: bool) -> list[Verdict]:
+    """The verdict on every picture's map.
 
     The range is that of the values kept; of a map with nothing above zero it is the signed one, which says more.
     """
-    if not stack.defined:
+    before, kept = stack.signed.flatten(1).numpy(), stack.kept.flatten(1).numpy()
+    finite = np.isfinite(before)
+    low, high = (end.tolist() for end in (_least(before, finite), -_least(-before, finite)))
+    ends = zip(kept.min(axis=1).tolist(), kept.max(axis=1).tolist(), strict=True)
+    whole = finite.all(axis=1).tolist()
+    return [
+        _verdict(stack.defined, flat, (low[i], high[i]), of_kept if whole[i] else None, signed=signed)
+        for i, (flat, of_kept) in enumerate(zip(stack.flat, ends, strict=True))
+    ]
+
+
+def _verdict(
+    defined: bool, flat: bool, before: tuple[float, float], kept: tuple[float, float] | None, *, signed: bool
+) -> Verdict:
+    """`kept`: least and greatest value, `None` where some are not finite."""
+    low, high = before
+    if not defined:
         return np.nan, np.nan, MapStatus.UNDEFINED
-    kept, before = stack.kept[image], stack.signed[image]
-    finite = before[before.isfinite()]
-    low, high = (float(value) for value in finite.aminmax()) if finite.numel() else (np.nan, np.nan)
-    least = low if signed else max(low, 0.0)
-    if finite.numel() < before.numel():
-        return least, high if signed else max(high, 0.0), MapStatus.NON_FINITE
-    if stack.flat[image]:
+    if kept is None:
+        return (low, high, MapStatus.NON_FINITE) if signed else (max(low, 0.0), max(high, 0.0), MapStatus.NON_FINITE)
+    if flat:
         return 0.0, 0.0, MapStatus.ZERO_GRADIENT
     if low == high == 0:
         return 0.0, 0.0, MapStatus.BLANK
     if high <= 0 and not signed:
         return low, high, MapStatus.NEGATIVE_ONLY
-    return (low, high, MapStatus.OK) if signed else (float(kept.min()), float(kept.max()), MapStatus.OK)
+    return *kept, MapStatus.OK
+
+
+def _least(values: NDArray[np.float32], finite: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """The least finite value of each row; not a number where none is."""
+    least = np.min(values, axis=1, where=finite, initial=np.inf)
+    return np.where(finite.any(axis=1), least, np.nan).astype(np.float32)
 
 
 def averaged(rounds: Sequence[Mapping[Key, Raw]], rectified: Mapping[str, bool]) -> dict[Key, Stack]:
@@ -53,6 +76,11 @@ def averaged(rounds: Sequence[Mapping[Key, Raw]], rectified: Mapping[str, bool])
     found = {}
     for key in rounds[0]:
         raws = [one[key] for one in rounds if key in one]
+        if len(raws) == 1:
+            values = raws[0].values
+            kept = values.clamp(min=0) if rectified[key.method] else values
+            found[key] = Stack(kept, values, raws[0].flat, raws[0].defined)
+            continue
         signed = torch.stack([raw.values for raw in raws])
         kept = signed.clamp(min=0) if rectified[key.method] else signed
         flat = tuple(all(row) for row in zip(*(raw.flat for raw in raws), strict=True))

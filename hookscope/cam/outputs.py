@@ -18,6 +18,9 @@ from hookscope.nested import tensors_in
 _BOX_KEYS = frozenset({"boxes", "labels", "scores"})
 # What torchvision's segmentation models and the outputs of many classifiers call their scores.
 _USUAL_NAMES = ("logits", "out")
+# What the outputs of transformers call tensors that are no scores.
+_NO_SCORES = frozenset({"hidden_states", "last_hidden_state", "pooler_output", "embeddings", "image_embeds"})
+_ROWS, _MAP = (1, 2), (4,)
 
 
 class Answer(StrEnum):
@@ -37,17 +40,18 @@ def answer_of(output: Any, key: str | None = None) -> Answer:
         key: path of the tensor that counts, such as `logits`, `0` or `1.scores`; `None`: found by itself.
 
     Raises:
-        UsageError: there is no tensor under the key.
+        UsageError: there is no tensor under the key, or there are several that could be meant.
     """
     if key is None and is_detections(output):
         return Answer.BOXES
-    candidates = [tensor for _, tensor in _candidates(output, key)]
-    if _chosen(_candidates(output, key), (1, 2)) is not None:
-        return Answer.CLASSES
-    if _chosen(_candidates(output, key), (4,)) is not None:
-        return Answer.DENSE
-    if any(tensor.dim() in (1, 2) for tensor in candidates):
-        raw_scores(output, key)  # says which there are
+    found = _scores(_candidates(output, key), key)
+    usual = [(path, tensor) for path, tensor in found if _is_usual(path)]
+    for candidates in (usual, found):
+        for dims, answer in ((_ROWS, Answer.CLASSES), (_MAP, Answer.DENSE)):
+            if any(tensor.dim() in dims for _, tensor in candidates):
+                # Says which there are, where they are several.
+                raw_scores(output, key) if answer is Answer.CLASSES else dense_scores(output, key)
+                return answer
     return Answer.EMBEDDING
 
 
@@ -59,15 +63,15 @@ def raw_scores(output: Any, key: str | None = None) -> Tensor:
     Raises:
         UsageError: the output has no such tensor, or several.
     """
-    found = _candidates(output, key)
-    scores = _chosen(found, (1, 2))
+    found = _scores(_candidates(output, key), key)
+    scores = _chosen(found, _ROWS)
     if scores is None:
-        several = [path for path, tensor in found if tensor.dim() in (1, 2)]
+        several = [path for path, tensor in found if tensor.dim() in _ROWS]
         what = "several tensors that could be class scores" if several else "no class scores (N, classes)"
-        keys = " or ".join(f"--logits {path}" for path in several[:3] if path)
         raise UsageError(
             f"the model returns {what}: {described(output)}",
-            keys or "a classifier returns one: wrap the model, or give gradnorm --loss file.py:callable",
+            _keys(several)
+            or "a classifier returns one: wrap the model, or give gradnorm --loss file.py:callable",
         )
     return scores
 
@@ -100,10 +104,18 @@ def dense_scores(output: Any, key: str | None = None) -> Tensor:
     Raises:
         UsageError: the output has no such map.
     """
-    scores = _chosen(_candidates(output, key), (4,))
+    found = _scores(_candidates(output, key), key)
+    scores = _chosen(found, _MAP)
     if scores is None:
+        several = [path for path, tensor in found if tensor.dim() in _MAP]
+        what = (
+            "several tensors that could be a map of class scores"
+            if several
+            else "no map of class scores (N, K, h, w)"
+        )
         raise UsageError(
-            f"the model returns no map of class scores (N, K, h, w): {described(output)}", "--logits KEY"
+            f"the model returns {what}: {described(output)}",
+            _keys(several) or "--pixels and --point are for segmentation",
         )
     return torch.cat((-scores, scores), dim=1) if scores.shape[1] == 1 else scores
 
@@ -114,13 +126,18 @@ def embedding_of(output: Any, key: str | None = None) -> Tensor:
     Raises:
         UsageError: there is none, or several and none of them is meant by the key or the only one of two axes.
     """
+    if key is None and is_detections(output):
+        raise UsageError(
+            "the model returns detections, which are no embedding", "--target top:K explains its best boxes"
+        )
     found = _candidates(output, key)
-    tensor = _chosen(found, (1, 2))
+    tensor = _chosen(found, _ROWS)
     if tensor is None and len(found) == 1:
         tensor = found[0][1]
     if tensor is None:
         raise UsageError(
-            f"the model returns no single tensor: {described(output)}", "--logits KEY says which"
+            f"the model returns no single tensor: {described(output)}",
+            _keys([path for path, _ in found]) or "a model that returns one",
         )
     return tensor.reshape(tensor.shape[0], -1)
 
@@ -155,9 +172,25 @@ def _candidates(output: Any, key: str | None) -> Candidates:
     return kept
 
 
+def _scores(candidates: Candidates, key: str | None) -> Candidates:
+    """Those that can be scores: what is called something else is, unless the key says so."""
+    if key is not None:
+        return candidates
+    return [(path, tensor) for path, tensor in candidates if _NO_SCORES.isdisjoint(path.split("."))]
+
+
 def _chosen(candidates: Candidates, dims: tuple[int, ...]) -> Tensor | None:
     """The only candidate of so many axes, or the only one of them that has the usual name."""
     fitting = [(path, tensor) for path, tensor in candidates if tensor.dim() in dims]
     if len(fitting) > 1:
-        fitting = [(path, tensor) for path, tensor in fitting if path.rpartition(".")[2] in _USUAL_NAMES]
+        fitting = [(path, tensor) for path, tensor in fitting if _is_usual(path)]
     return fitting[0][1] if len(fitting) == 1 else None
+
+
+def _is_usual(path: str) -> bool:
+    return path.rpartition(".")[2] in _USUAL_NAMES
+
+
+def _keys(paths: Sequence[str]) -> str:
+    """How to choose one of them, in words."""
+    return " or ".join(f"--logits {path}" for path in paths[:3] if path)

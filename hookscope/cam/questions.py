@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hookscope.artifacts import Target
+from hookscope.cam.areas import BACKGROUND, at_point, background_last, class_areas, no_pixel
+from hookscope.cam.boxes import Box, chosen_box
 from hookscope.cam.outputs import (
     Answer,
     answer_of,
@@ -21,15 +22,18 @@ from hookscope.cam.outputs import (
     probabilities_of,
 )
 from hookscope.cam.scores import (
+    NORM_NAME,
+    SIMILAR_NAME,
     BoxScore,
     ClassScore,
     DenseScore,
     NormScore,
     Score,
     SimilarityScore,
+    is_one_channel,
     picked,
 )
-from hookscope.cam.targets import TargetSpec, check_pictures, label_of
+from hookscope.cam.targets import DATASET, TargetSpec, check_pictures, label_of
 from hookscope.errors import UsageError
 
 
@@ -50,6 +54,12 @@ class Question:
     min_score: float = 0.5
     like: tuple[Tensor, str] | None = None
     categories: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if any(spec.norm for spec in self.contrast):
+            raise UsageError("--contrast 'norm' is no class", "an id, a label or top:K")
+        if self.contrast and all(spec.norm for spec in self.specs):
+            raise UsageError("--contrast needs a class to tell from others", "--target CLASS")
 
 
 @dataclass(frozen=True)
@@ -98,11 +108,12 @@ def _of_classes(question: Question, specs: Sequence[TargetSpec], output: Any, as
     made: list[Score] = []
     for spec in specs:
         classes = spec.classes(logits, _given(spec, asked))
-        against = _against(question, classes, logits)
+        against, missing = _against(question, spec, classes, logits, asked)
         bare = ClassScore(name=spec.name, key=question.key, classes=classes, against=against)
         values = bare.values(output, torch.arange(len(classes))).tolist()
         sure = picked(probabilities, classes, torch.arange(len(classes))).tolist()
-        made.append(replace(bare, targets=_targets(question, spec, classes, against, values, sure)))
+        targets = _targets(question, spec, classes, against, values, sure)
+        made.append(replace(bare, targets=_missing(targets, missing)))
     return made
 
 
@@ -110,55 +121,48 @@ def _of_pixels(question: Question, specs: Sequence[TargetSpec], output: Any, ask
     scores = dense_scores(output, question.key)
     check_pictures(scores, len(asked.positions))
     winners = scores.argmax(dim=1)
-    areas = F.one_hot(winners, scores.shape[1]).sum(dim=(1, 2)).double()
-    areas = _background_last(areas, question.categories)
+    ranked = _ranked(question, scores, winners, asked)
     made: list[Score] = []
     for spec in specs:
-        classes = spec.classes(areas, _given(spec, asked))
-        weights, missing = _pixels(question, winners, classes, asked)
-        against = _against(question, classes, areas)
+        classes = spec.classes(ranked, _given(spec, asked))
+        weights, absent = _pixels(question, spec, winners, classes, asked)
+        against, alone = _against(question, spec, classes, ranked, asked)
         bare = DenseScore(name=spec.name, key=question.key, classes=classes, against=against, weights=weights)
         everyone = torch.arange(len(classes))
         values, sure = bare.values(output, everyone).tolist(), bare.confidence(output, everyone).tolist()
         targets = _targets(question, spec, classes, against, values, sure)
-        told = [replace(target, missing=why) for target, why in zip(targets, missing, strict=True)]
-        made.append(replace(bare, targets=told))
+        made.append(replace(bare, targets=_missing(_missing(targets, alone), absent)))
     return made
 
 
-def _background_last(areas: Tensor, categories: Sequence[str] | None) -> Tensor:
-    """The areas with those of a class called background below all others: nobody asks why there is nothing."""
-    names = (
-        [] if categories is None else [name.strip("_").casefold() for name in categories[: areas.shape[1]]]
-    )
-    behind = [index for index, name in enumerate(names) if name == "background"]
-    areas = areas.clone()
-    areas[:, behind] -= areas.sum(dim=1, keepdim=True) + 1
-    return areas
+def _ranked(question: Question, scores: Tensor, winners: Tensor, asked: Asked) -> Tensor:
+    """(N, K) what makes one class better than another: the score at the point, else how many pixels it has."""
+    if question.point is not None:
+        weights, _ = at_point(question.point, asked.points, winners)
+        return (scores.detach() * weights[:, None]).sum(dim=(2, 3))
+    names = question.categories or (BACKGROUND,) * is_one_channel(scores)
+    return background_last(class_areas(winners, scores.shape[1]), names)
 
 
-def _pixels(question: Question, winners: Tensor, classes: Tensor, asked: Asked) -> tuple[Tensor, list[str]]:
+def _pixels(
+    question: Question, spec: TargetSpec, winners: Tensor, classes: Tensor, asked: Asked
+) -> tuple[Tensor, list[str]]:
     """(N, h, w) which pixels count, and for every picture why there are none."""
     if question.point is not None:
-        return _at_point(question.point, winners, asked)
-    if question.pixels == "all":
-        return torch.ones_like(winners), [""] * len(winners)
-    own = (winners == classes[:, None, None]).long()
-    names = [label_of(index, question.categories) or f"class {index}" for index in classes.tolist()]
-    none = [f"no pixel is {name}" if not mask.any() else "" for name, mask in zip(names, own, strict=True)]
-    return own, none
+        return at_point(question.point, asked.points, winners)
+    highest = int(max(winners.max(), classes.max()))
+    names = [_named(index, question) for index in range(highest + 1)]
+    absent = [
+        no_pixel(index, spec.rank, row, names) for index, row in zip(classes.tolist(), winners, strict=True)
+    ]
+    if question.pixels == "mask":
+        return (winners == classes[:, None, None]).long(), absent
+    # Any class has a score at every pixel, but the best of those that are seen must be seen.
+    return torch.ones_like(winners), absent if spec.rank else [""] * len(absent)
 
 
-def _at_point(point: tuple[float, float], winners: Tensor, asked: Asked) -> tuple[Tensor, list[str]]:
-    weights, missing = torch.zeros_like(winners), [""] * len(winners)
-    height, width = winners.shape[1:]
-    for row, share in enumerate(asked.points):
-        if share is None:
-            missing[row] = f"the model does not see the point {point[0]:g},{point[1]:g}"
-        else:
-            x, y = min(int(share[0] * width), width - 1), min(int(share[1] * height), height - 1)
-            weights[row, y, x] = 1
-    return weights, missing
+def _named(index: int, question: Question) -> str:
+    return label_of(index, question.categories) or f"class {index}"
 
 
 def _of_boxes(question: Question, specs: Sequence[TargetSpec], output: Any, asked: Asked) -> list[Score]:
@@ -166,52 +170,37 @@ def _of_boxes(question: Question, specs: Sequence[TargetSpec], output: Any, aske
 
 
 def _box_score(question: Question, spec: TargetSpec, output: Any, asked: Asked) -> BoxScore:
-    given = _given(spec, asked)
-    found = [
-        _box(question, spec, answer, given[row] if given else spec.index) for row, answer in enumerate(output)
-    ]
-    boxes = torch.stack([box for box, _, _ in found])
-    labels = torch.tensor([label for _, label, _ in found])
-    return BoxScore(
-        name=found[0][2].name, targets=[target for _, _, target in found], boxes=boxes, labels=labels
-    )
-
-
-def _box(
-    question: Question, spec: TargetSpec, answer: dict[str, Tensor], index: int | None
-) -> tuple[Tensor, int, Target]:
-    """The box meant in one picture, its class, and the target it makes."""
+    given = _given(spec, asked) or [spec.index] * len(output)
     name = f"box{spec.rank}" if spec.rank else spec.name
-    scores, labels = answer["scores"].detach(), answer["labels"]
-    fitting = scores >= question.min_score
-    if index is not None:
-        fitting &= labels == index
-    order = fitting.nonzero().flatten()
-    order = order[torch.sort(scores[order].float(), descending=True, stable=True).indices]
-    place = max(spec.rank, 1) - 1
-    if place >= len(order):
-        label = "" if index is None else label_of(index, question.categories)
-        missing = Target(name, index, label, missing=_no_box(question, index, label, scores, place))
-        return torch.zeros(4), -1 if index is None else index, missing
-    at = int(order[place])
-    box, label_index, score = answer["boxes"][at].detach().float().cpu(), int(labels[at]), float(scores[at])
-    left, top, right, bottom = box.tolist()
-    label = label_of(label_index, question.categories)
-    return box, label_index, Target(name, label_index, label, score, score, box=(left, top, right, bottom))
-
-
-def _no_box(question: Question, index: int | None, label: str, scores: Tensor, place: int) -> str:
-    what = f" of {label or f'class {index}'}" if index is not None else ""
-    best = f", the best has {float(scores.max()):.2g}" if place == 0 and not what and len(scores) else ""
-    return (
-        f"no {'box' if place == 0 else f'box {place + 1}'}{what} scores {question.min_score:g} or more{best}"
+    found = [
+        chosen_box(
+            answer,
+            index,
+            max(spec.rank, 1),
+            question.min_score,
+            "" if index is None else _named(index, question),
+        )
+        for answer, index in zip(output, given, strict=True)
+    ]
+    return BoxScore(
+        name=name,
+        targets=[_box_target(question, name, box) for box in found],
+        boxes=torch.tensor([box.corners for box in found]),
+        labels=torch.tensor([-1 if box.label is None else box.label for box in found]),
     )
+
+
+def _box_target(question: Question, name: str, box: Box) -> Target:
+    label = "" if box.label is None else label_of(box.label, question.categories)
+    if box.missing:
+        return Target(name, box.label, label, missing=box.missing)
+    return Target(name, box.label, label, box.score, box.score, box=box.corners)
 
 
 def _norm(question: Question, embedding: Tensor) -> NormScore:
-    bare = NormScore(name="norm", key=question.key)
+    bare = NormScore(name=NORM_NAME, key=question.key)
     values = NormScore.of(embedding).tolist()
-    return replace(bare, targets=[Target("norm", label="norm", score=value) for value in values])
+    return replace(bare, targets=[Target(NORM_NAME, label=NORM_NAME, score=value) for value in values])
 
 
 def _similarity(question: Question, embedding: Tensor) -> SimilarityScore:
@@ -223,15 +212,15 @@ def _similarity(question: Question, embedding: Tensor) -> SimilarityScore:
             "does its size depend on the picture's? --resize makes them alike",
         )
     label = f"similar to {name}"
-    bare = SimilarityScore(name=f"similar-to {name}", key=question.key, other=other)
+    bare = SimilarityScore(name=f"{SIMILAR_NAME}{name}", key=question.key, other=other)
     values = bare.of(embedding).tolist()
     return replace(bare, targets=[Target(bare.name, label=label, score=value) for value in values])
 
 
 def _no_class(question: Question, specs: Sequence[TargetSpec], output: Any, asked: Asked) -> list[Score]:
     raise UsageError(
-        f"the model returns no class scores (N, classes): {described(output)}",
-        "--target norm, or --similar-to PICTURE, explains an embedding",
+        f"the model returns no class scores: {described(output)}",
+        "--target norm, or --similar-to PICTURE, explain an embedding",
     )
 
 
@@ -244,9 +233,17 @@ _MAKERS: dict[Answer, Callable[[Question, Sequence[TargetSpec], Any, Asked], lis
 
 
 def _given(spec: TargetSpec, asked: Asked) -> Sequence[int | None]:
-    """The classes that a list, or the data set, says of these pictures."""
+    """The classes that a list, or the data set, says of these pictures.
+
+    Raises:
+        UsageError: there is no data set.
+    """
     if spec.from_dataset:
-        return asked.labels or [None] * len(asked.positions)
+        if not asked.labels or None in asked.labels:
+            raise UsageError(
+                f"target {DATASET!r} without a data set", "--dataset DIR, a folder for each class"
+            )
+        return asked.labels
     if spec.per_picture:
         if max(asked.positions, default=0) >= len(spec.per_picture):
             return spec.per_picture
@@ -254,19 +251,37 @@ def _given(spec: TargetSpec, asked: Asked) -> Sequence[int | None]:
     return ()
 
 
-def _against(question: Question, classes: Tensor, logits: Tensor) -> tuple[tuple[int, ...], ...]:
-    """For each picture the classes its target is told from: never the target itself."""
+def _against(
+    question: Question, spec: TargetSpec, classes: Tensor, ranked: Tensor, asked: Asked
+) -> tuple[tuple[tuple[int, ...], ...], list[str]]:
+    """For each picture the classes its target is told from, never the target itself, and why there are none.
+
+    Raises:
+        UsageError: the target is told from itself alone, whatever the picture.
+    """
     if not question.contrast:
-        return ((),) * len(classes)
-    columns = [spec.classes(logits).tolist() for spec in question.contrast]
+        return ((),) * len(classes), [""] * len(classes)
+    if spec.index is not None and {spec.index} == {other.index for other in question.contrast}:
+        raise UsageError(
+            f"--contrast names no class but the target {spec.index} itself", "name another class"
+        )
+    columns = [other.classes(ranked, _given(other, asked)).tolist() for other in question.contrast]
     found = [
         tuple(dict.fromkeys(other for other in others if other != own))
         for own, others in zip(classes.tolist(), zip(*columns, strict=True), strict=True)
     ]
-    if not all(found):
-        own = int(classes[[bool(others) for others in found].index(False)])
-        raise UsageError(f"--contrast names no class but the target {own} itself", "name another class")
-    return tuple(found)
+    alone = [
+        "" if others else f"--contrast names nothing but {_named(own, question)} itself"
+        for own, others in zip(classes.tolist(), found, strict=True)
+    ]
+    return tuple(found), alone
+
+
+def _missing(targets: Sequence[Target], reasons: Sequence[str]) -> list[Target]:
+    """The targets with why a picture has none; a reason that is there already is kept unless there is another."""
+    return [
+        replace(target, missing=why or target.missing) for target, why in zip(targets, reasons, strict=True)
+    ]
 
 
 def _targets(

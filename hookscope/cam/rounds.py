@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from hookscope.cam.formulas import masks, most_varied
 from hookscope.cam.methods import Kind, Method
 from hookscope.cam.scores import Score, objective
+from hookscope.continuation import Continuation, ReplayFailed
 from hookscope.layers import ROOT, OutputInfo, Selection, Site
 from hookscope.layouts import to_nchw
 from hookscope.probes.cam import BiasProbe, InputGradientProbe, Key, MomentsProbe, Raw, flat_pictures
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 INPUT = Site("input")
 """The site of maps that lie on the model's input, not on a layer."""
 
-MEMORY_MIB = 256
-"""What the passes of perturbed pictures may take beside the model, by estimate: decides how many run at once."""
+MEMORY_MIB = 64
+"""What the passes of perturbed pictures may take beside the model, by estimate: decides how many run at once.
+
+Larger batches are not faster on a processor: they leave its caches.
+"""
 
 # A layer's input, its output and what it works in, all at once.
 _TENSORS_ALIVE = 3
@@ -100,8 +105,11 @@ def _noisy_gradients(method: Method, here: Here, passes: Passes) -> dict[Key, Ra
     layers = frozenset(site.layer for site in here.activations)
     probe = MomentsProbe(layers, here.infos.get)
     inputs = noisy(here.x, passes.samples, passes.noise, passes.seed)
-    _differentiated(here, method, inputs, probe, Selection(tuple(layers)), passes)
-    found = {}
+    lost = _differentiated(here, method, inputs, probe, Selection(tuple(layers)), passes)
+    found = {
+        Key(site, method.name, score.name): _unseen(here.activations[site])
+        for site, score in product(lost & here.activations.keys(), here.scores)
+    }
     for (site, name), sums in probe.sums.items():
         if site in here.activations:
             first, second, third = (total / passes.samples for total in sums)
@@ -142,14 +150,22 @@ def _differentiated(
     probes: Probe | Sequence[Probe],
     selection: Selection,
     passes: Passes,
-) -> None:
-    """One forward pass of each input, and a backward pass for each score, for the probes."""
+) -> frozenset[Site]:
+    """One forward pass of each input, and a backward pass for each score; the sites whose gradient is not seen."""
     objectives: list[Objective] = list(filter(None, map(objective, here.scores)))
     told = probes if isinstance(probes, Sequence) else (probes,)
+    lost = frozenset[Site]()
     with here.runner.aside(told, selection) as aside:
         for x in inputs:
-            aside.forward(x, lambda output: objectives)
+            lost |= aside.forward(x, lambda output: objectives).unobservable
             passes.tell(method.name, len(x))
+    return lost
+
+
+def _unseen(activation: Tensor) -> Raw:
+    """The maps of a site whose gradient cannot be seen: not zero, not known."""
+    pictures, _, height, width = activation.shape
+    return Raw(torch.full((pictures, height, width), float("nan")), (False,) * pictures, defined=False)
 
 
 def _masked(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
@@ -184,14 +200,27 @@ def _ablated(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
             whole = _values(here.scores, here.output, picture, 1, row=picture)
             scored = []
             for part in torch.split(torch.arange(activation.shape[1]), together):
-                values = rest.value.expand(len(part), *rest.value.shape[1:]).clone()
-                to_nchw(values, info.layout, info.grid)[torch.arange(len(part)), part] = 0
-                scored.append(_values(here.scores, rest(values), picture, len(part)))
+                output = _without(rest, part, info)
+                scored.append(_values(here.scores, output, picture, len(part)))
                 passes.tell(method.name, len(part))
             for score, clean, without in zip(here.scores, whole, torch.cat(scored, dim=1), strict=True):
                 made = method.compute(activation, clean[0].to(activation), without.to(activation))
                 found.setdefault(Key(site, method.name, score.name), []).append(made)
     return {key: _stacked(maps) for key, maps in found.items()}
+
+
+def _without(rest: Continuation, channels: Tensor, info: OutputInfo) -> Any:
+    """The model's output with each of the channels in turn set to zero on the picture's positions."""
+
+    def values() -> Tensor:
+        copies = rest.value.expand(len(channels), *rest.value.shape[1:]).clone()
+        to_nchw(copies, info.layout, info.grid)[torch.arange(len(channels)), channels] = 0
+        return copies
+
+    try:
+        return rest(values(), given_away=True)
+    except ReplayFailed:
+        return rest(values(), given_away=True)
 
 
 _MAKERS: dict[Kind, Callable[[Method, Here, Passes], dict[Key, Raw]]] = {

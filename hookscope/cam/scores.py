@@ -26,6 +26,9 @@ GAMMA = 0.6
 SAME_BOX = 0.5
 """The least intersection over union at which a box of a changed picture is taken for the explained one."""
 
+NORM_NAME, SIMILAR_NAME = "norm", "similar-to "
+"""What the scores of an embedding are called; of a similarity, the picture's name follows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score(ABC):
@@ -50,6 +53,11 @@ class Score(ABC):
     def mirrored(self, width: int) -> Score:
         """The same score of the pictures, `width` pixels wide, turned left to right."""
         return self
+
+
+def asks_for_class(name: str) -> bool:
+    """Whether the score of that name is of a class or a box, not of the embedding as a whole."""
+    return name != NORM_NAME and not name.startswith(SIMILAR_NAME)
 
 
 def objective(score: Score) -> Objective | None:
@@ -184,9 +192,14 @@ class SimilarityScore(Score):
 def dense_probabilities(scores: Tensor) -> Tensor:
     """(N, K, h, w) float64: the softmax over the classes of every pixel."""
     # Two classes that were made of one score: their difference is twice it.
-    if scores.shape[1] == 2 and torch.equal(scores[:, 0], -scores[:, 1]):
+    if is_one_channel(scores):
         return scores.double().sigmoid()
     return scores.double().softmax(dim=1)
+
+
+def is_one_channel(scores: Tensor) -> bool:
+    """Whether the two classes of a map (N, K, h, w) were made of one score; then class 0 is where nothing is."""
+    return scores.shape[1] == 2 and torch.equal(scores[:, 0], -scores[:, 1])
 
 
 def picked(rows: Tensor, classes: Tensor, pictures: Tensor) -> Tensor:

@@ -47,6 +47,8 @@ class TargetSpec:
         """
         pictures, total = logits.shape
         if self.per_picture or self.from_dataset:
+            # All of a list, so that a class that is out of range is not met halfway through the run.
+            check_classes(torch.tensor(self.per_picture, dtype=torch.long), total)
             chosen = self._one_each(given or self.per_picture, pictures)
         elif self.index is not None:
             chosen = torch.full((pictures,), self.index, dtype=torch.long)
@@ -83,7 +85,7 @@ def parse_targets(texts: Iterable[str], categories: Sequence[str] | None) -> tup
     """
     specs: dict[TargetSpec, None] = {}
     for text in texts:
-        for spec in _parsed(text.strip(), categories):
+        for spec in _parsed(text, categories):
             specs.setdefault(spec)
     return tuple(specs)
 
@@ -156,6 +158,10 @@ def class_index(label: str, categories: Sequence[str] | None) -> int:
 
 
 def _parsed(text: str, categories: Sequence[str] | None) -> list[TargetSpec]:
+    # Before any blank is stripped: a line end says that lines, not commas, part the names.
+    if text.lstrip().startswith(EACH):
+        return [TargetSpec("each", per_picture=_each(text.strip(" "), categories))]
+    text = text.strip()
     if text == "top1":
         return [TargetSpec("top1", rank=1)]
     if text.startswith("top:"):
@@ -167,15 +173,23 @@ def _parsed(text: str, categories: Sequence[str] | None) -> list[TargetSpec]:
         return [TargetSpec(NORM, norm=True)]
     if text == DATASET:
         return [TargetSpec(DATASET, from_dataset=True)]
-    if text.startswith(EACH):
-        listed = text.removeprefix(EACH)
-        parts = [part.strip() for part in listed.split("\n" if "\n" in listed else ",")]
-        return [TargetSpec("each", per_picture=tuple(_index(part, categories) for part in parts))]
     index = _index(text, categories)
     return [TargetSpec(str(index), index=index)]
 
 
+def _each(text: str, categories: Sequence[str] | None) -> tuple[int, ...]:
+    listed = text.removeprefix(EACH)
+    parts = [part.strip() for part in listed.strip().split("\n" if "\n" in listed else ",")]
+    if not all(parts):
+        number = parts.index("") + 1
+        raise UsageError(f"target {text.strip()!r}: entry {number} is empty", "one class a picture")
+    return tuple(_index(part, categories) for part in parts)
+
+
 def _index(text: str, categories: Sequence[str] | None) -> int:
-    if text.isdecimal() and len(text) > _DIGITS:
+    digits = text.removeprefix("-")
+    if digits.isdecimal() and (len(text) > _DIGITS or digits != text):
         raise UsageError(f"class {text} is out of range", "classes are counted from 0")
+    if not text:
+        raise UsageError("an empty target", "top1, top:K, an id, a label, each:A,B, dataset or norm")
     return int(text) if text.isdecimal() else class_index(text, categories)

@@ -90,11 +90,12 @@ class GradcamTask:
     def select(self, subject: Subject) -> Selection | None:
         options = self._options
         specs = parse_targets(options.target, subject.categories)
-        check_count(specs, subject.pictures)
+        contrast = parse_targets(options.contrast, subject.categories)
+        check_count((*specs, *contrast), subject.pictures)
         self._question = Question(
             specs=specs,
             key=options.logits,
-            contrast=parse_targets(options.contrast, subject.categories),
+            contrast=contrast,
             pixels=options.pixels,
             point=options.point,
             min_score=options.min_score,
@@ -189,7 +190,9 @@ class GradcamTask:
         names = set(allowed.names)
         outputs = {site: info for site, info in self._known().items() if site.layer in names}
         try:
-            self._chosen_by_default = default_layer(subject.model, x, outputs, self._scores)
+            self._chosen_by_default = default_layer(
+                subject.model, x, outputs, self._scores, self._options.logits
+            )
         except (NothingMeasured, UsageError):
             if any(method.needs_gradient for method in self._methods):
                 raise
@@ -260,7 +263,9 @@ class GradcamTask:
             return ""
         before = {other: info for other, info in known.items() if info.order < known[site].order}
         try:
-            found = default_layer(self._subject.model, self._first[0], before, self._scores)
+            found = default_layer(
+                self._subject.model, self._first[0], before, self._scores, self._options.logits
+            )
         except (NothingMeasured, UsageError):
             return ""
         return f"; use {found}"
