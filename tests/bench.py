@@ -8,6 +8,7 @@ fails (exit 1) where a ratio misses what it must reach; a peer that is not insta
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
 import statistics
@@ -246,6 +247,181 @@ def gradnorm_row() -> list[Line]:
     return [Line("gradnorm / bare forward and backward", found.ratio, 1.25, True, f"{found.seconds:.2f} s")]
 
 
+FIVE = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
+
+
+def five_row() -> list[Line]:
+    import hookscope
+
+    model, x = resnet50(channels_last=True), pictures(8, channels_last=True)
+
+    def ours() -> None:
+        hookscope.gradcam(model, x, layers="layer4", targets="top:5", methods=FIVE)
+
+    (found,) = compared(11, lambda: bare(model, x), ours)
+    return [Line("5 methods x top-5 / bare forward", found.ratio, 1.15, True, f"{found.seconds:.2f} s")]
+
+
+def ablation_row() -> list[Line]:
+    import hookscope
+
+    model, x = resnet50(channels_last=True), pictures(1, channels_last=True)
+
+    def ours() -> None:
+        hookscope.gradcam(model, x, layers="layer4", targets=[7], methods="ablationcam")
+
+    def theirs() -> None:
+        from pytorch_grad_cam import AblationCAM
+
+        by_grad_cam(AblationCAM, model, model.layer4, x, batch_size=32)
+
+    if not installed("pytorch_grad_cam"):
+        return []
+    (found,) = compared(1, ours, theirs)
+    detail = f"{seconds(ours):.2f} s against {found.seconds:.1f} s"
+    return [Line("grad-cam's ablationcam / ours", found.ratio, 50, False, detail)]
+
+
+def scorecam_row() -> list[Line]:
+    import hookscope
+    from hookscope.cam.choice import site_infos
+    from hookscope.cam.rounds import at_once
+
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None).eval().to(memory_format=LAST)
+    x = pictures(1, channels_last=True)
+    count = at_once(site_infos(hookscope.list_layers(model, x)), x)
+    batch = x.expand(count, -1, -1, -1).contiguous(memory_format=LAST)
+
+    def needed() -> None:
+        for start in range(0, 512, count):
+            bare(model, batch[: min(count, 512 - start)])
+
+    def ours() -> None:
+        hookscope.gradcam(model, x, layers="layer4", targets=[7], methods="scorecam")
+
+    theirs: dict[str, Callable[[], object]] = {}
+    if installed("pytorch_grad_cam"):
+        from pytorch_grad_cam import ScoreCAM
+
+        theirs["grad-cam"] = lambda: by_grad_cam(ScoreCAM, model, model.layer4, x)
+    if installed("torchcam"):
+        theirs["torchcam"] = lambda: scorecam_by_torchcam(model, x)
+    (floor,) = compared(3, needed, ours)
+    lines = [Line("scorecam / the forwards it needs", floor.ratio, 1.05, True, f"{floor.seconds:.1f} s")]
+    for name, found in zip(theirs, compared(3, ours, *theirs.values()), strict=True):
+        lines.append(Line(f"{name}'s scorecam / ours", found.ratio, 1.05, False, f"{found.seconds:.1f} s"))
+    if "grad-cam" in theirs:
+        ours_mib, theirs_mib = (peak_above_start(SCORE_CAM, who) for who in ("hookscope", "grad-cam"))
+        detail = f"{ours_mib:.0f} MiB against {theirs_mib:.0f} MiB"
+        lines.append(Line("scorecam's peak memory / grad-cam's", ours_mib / theirs_mib, 0.5, True, detail))
+    return lines
+
+
+def scorecam_by_torchcam(model: torch.nn.Module, x: torch.Tensor) -> object:
+    from torchcam.methods import ScoreCAM
+
+    with ScoreCAM(model, "layer4") as cam, torch.no_grad():
+        return cam(7, model(x))
+
+
+SCORE_CAM = """
+import sys, torch, torchvision, warnings
+warnings.filterwarnings("ignore")
+import hookscope, hookscope.library
+from pytorch_grad_cam import ScoreCAM
+from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+def mib(): return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
+model = torchvision.models.resnet18(weights=None).eval().to(memory_format=torch.channels_last)
+x = torch.randn(1, 3, 224, 224).to(memory_format=torch.channels_last)
+with torch.no_grad(): model(x)
+start = mib()
+if sys.argv[1] == "hookscope":
+    hookscope.gradcam(model, x, layers="layer4", targets=[7], methods="scorecam")
+else:
+    with ScoreCAM(model=model, target_layers=[model.layer4]) as cam:
+        cam(input_tensor=x, targets=[ClassifierOutputTarget(7)])
+print(mib() - start)
+"""
+
+
+def peak_above_start(program: str, *words: str) -> float:
+    (found,) = numbers([sys.executable, "-c", program, *words])
+    return found
+
+
+def eigencam_row() -> list[Line]:
+    import hookscope
+
+    model, x = resnet50(channels_last=True), pictures(8, channels_last=True)
+
+    def ours() -> None:
+        hookscope.gradcam(model, x, layers="layer2", methods="eigencam")
+
+    def theirs() -> None:
+        from pytorch_grad_cam import EigenCAM
+
+        by_grad_cam(EigenCAM, model, model.layer2, x)
+
+    if not installed("pytorch_grad_cam"):
+        return []
+    (found, floor) = compared(3, ours, theirs, lambda: bare(model, x))
+    above = (found.seconds - floor.seconds) / max(seconds(ours) - floor.seconds, 1e-9)
+    detail = f"{found.seconds:.2f} s; above the bare forward {above:.0f} x"
+    return [Line("grad-cam's eigencam / ours", found.ratio, 10, False, detail)]
+
+
+def bf16_row() -> list[Line]:
+    import hookscope
+
+    if not half_precision_is_native():
+        print("this processor does not compute in bfloat16: left out")
+        return []
+    exact, x = resnet50(channels_last=True), pictures(16, channels_last=True)
+    rough, rough_x = resnet50(channels_last=True).bfloat16(), x.bfloat16()
+
+    def in_bf16() -> None:
+        hookscope.gradcam(rough, rough_x, layers="layer4", targets=[7])
+
+    def in_float32() -> None:
+        hookscope.gradcam(exact, x, layers="layer4", targets=[7])
+
+    (found,) = compared(7, in_bf16, in_float32)
+    return [Line("Grad-CAM in float32 / in bfloat16", found.ratio, 2.0, False, f"{found.seconds:.2f} s")]
+
+
+def half_precision_is_native() -> bool:
+    """Whether the processor has instructions for bfloat16; emulated, it is far slower than float32."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def bare(model: torch.nn.Module, x: torch.Tensor) -> None:
+    with torch.inference_mode():
+        model(x)
+
+
+def by_grad_cam(
+    method: type, model: torch.nn.Module, layer: torch.nn.Module, x: torch.Tensor, **how: object
+) -> object:
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
+
+    with method(model=model, target_layers=[layer]) as cam:
+        for name, value in how.items():
+            setattr(cam, name, value)
+        return cam(input_tensor=x, targets=[ClassifierOutputTarget(7)] * len(x))
+
+
+def installed(name: str) -> bool:
+    if importlib.util.find_spec(name) is None:
+        print(f"{name} is not installed: left out")
+        return False
+    return True
+
+
 def help_row() -> list[Line]:
     commands = ["layers", "featuremaps", "gradcam", "gradnorm", "run", "demo", "models"]
     lines = [Line("s for --help", shell_seconds([sys.executable, "-m", "hookscope", "--help"]), 0.25, True)]
@@ -416,6 +592,11 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "help": help_row,
     "script": script_row,
     "many": many_row,
+    "five": five_row,
+    "ablationcam": ablation_row,
+    "scorecam": scorecam_row,
+    "eigencam": eigencam_row,
+    "bf16": bf16_row,
 }
 
 

@@ -45,8 +45,8 @@ class Passes:
 
     `samples`, `noise`: how many noisy pictures, and the noise's standard deviation as a share of the picture's range
     of values (SmoothGrad: Smilkov et al. 2017). `top_channels`: how many channels Score-CAM tries, all where `None`.
-    `seed`: of the noise, which is the same for every picture. `tell`: hears what is done, and how many passes of how
-    many.
+    `seed`: of the noise, which is the same for every picture. `tell`: hears which method has made how many passes more.
+    `note`: hears what a reader of the maps should know.
     """
 
     samples: int = 16
@@ -54,6 +54,7 @@ class Passes:
     top_channels: int | None = None
     seed: int = 0
     tell: Callable[[str, int], None] = lambda what, done: None
+    note: Callable[[str], None] = lambda line: None
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _masked(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
     """Score-CAM: the model on the picture seen through each channel, scaled up to a mask."""
     found: dict[Key, list[Tensor]] = {}
     size = (here.x.shape[2], here.x.shape[3])
-    together = _at_once(here.infos, here.x)
+    together = at_once(here.infos, here.x)
     for site, activations in here.activations.items():
         for picture, activation in enumerate(_one_by_one(activations)):
             wanted = passes.top_channels or activation.shape[1]
@@ -196,13 +197,15 @@ def _ablated(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
         info = here.infos[site]
         for picture, activation in enumerate(_one_by_one(activations)):
             rest = here.runner.continuation(here.x[picture : picture + 1], site)
-            together = _at_once(here.infos, here.x, site if rest.replayed else None)
+            together = at_once(here.infos, here.x, site if rest.replayed else None)
             whole = _values(here.scores, here.output, picture, 1, row=picture)
             scored = []
             for part in torch.split(torch.arange(activation.shape[1]), together):
                 output = _without(rest, part, info)
                 scored.append(_values(here.scores, output, picture, len(part)))
                 passes.tell(method.name, len(part))
+            if rest.note:
+                passes.note(f"{method.name}: {rest.note}")
             for score, clean, without in zip(here.scores, whole, torch.cat(scored, dim=1), strict=True):
                 made = method.compute(activation, clean[0].to(activation), without.to(activation))
                 found.setdefault(Key(site, method.name, score.name), []).append(made)
@@ -250,7 +253,7 @@ def _stacked(maps: Sequence[Tensor]) -> Raw:
     return Raw(values, (False,) * len(values))
 
 
-def _at_once(infos: Mapping[Site, OutputInfo], x: Tensor, after: Site | None = None) -> int:
+def at_once(infos: Mapping[Site, OutputInfo], x: Tensor, after: Site | None = None) -> int:
     """How many pictures may run at once; `after`: only what is computed after that site takes memory."""
     first = infos[after].order if after is not None else 0
     numbers = max((_numbers(info) for info in infos.values() if info.order >= first), default=x[0].numel())
