@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hookscope.models import load_model as load_model
     from hookscope.runner import list_layers as list_layers
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "CamMap": "library",

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hookscope.layers import ROOT, Site, Status, modules_by_name
-from hookscope.magnitudes import Magnitude, magnitude
+from hookscope.magnitudes import Magnitude, Spread, magnitude
+from hookscope.probes.finiteness import FirstNonFinite
 from hookscope.probes.gradnorm import GradNormProbe
 
 UNDEFINED = "undefined"
@@ -22,11 +23,13 @@ FROZEN = "frozen"
 
 @dataclass(frozen=True)
 class ParamGrad:
-    """The gradient of one parameter: after backward, before clipping, unscaled.
+    """The gradient of one parameter: after backward, before clipping, unscaled, of the mean loss over all pictures.
 
-    `gradient` is `None` where there is none, which is not the same as zero; `status` says why. `ratio` is the
-    gradient norm over the weight norm, `None` where that is not defined (weights all zero, or no gradient).
-    `aliases` are the other names of a tied parameter, which is counted once.
+    `gradient` is `None` where there is none, which is not the same as zero; `status` says why. `weight_norm`,
+    `grad_norm` and their `ratio` are in the report's norm; `ratio` is `None` where it is not defined (weights all
+    zero, or no gradient). `aliases` are the other names of a tied parameter, which is counted once.
+    `weight_non_finite`: entries of the parameter itself that are not finite. `spread`: the norms of each batch's own
+    gradient, whose mean is not the norm of the mean gradient.
     """
 
     name: str
@@ -37,16 +40,22 @@ class ParamGrad:
     gradient: Magnitude | None
     ratio: float | None
     status: str
+    grad_norm: float | None = None
+    weight_non_finite: int = 0
+    spread: Spread | None = None
 
 
 @dataclass(frozen=True)
 class LayerGrad:
-    """The gradients at one call of a layer: of its output, and the total at all that it received.
+    """The gradients at one call of a layer: of its output, the total at all that it received, and its parameters'.
 
-    `input_grad_total` counts every use of the input, not only the one through this layer; `None` where the input
-    needs no gradient, as the picture itself. `depth` is the
-    position in the order in which calls ended, `None` for a layer that was never called. `parameter_grad_norm`
-    is over the layer's own parameters, without those of the layers inside it.
+    The input's gradient counts every use of the input, not only the one through this layer; `None` where the input
+    needs no gradient, as the picture itself. `depth` is the position in the order in which calls ended, `None` for
+    a layer that was never called. `parameter_grad`: of the layer's own parameters, without those of the layers
+    inside it, which `subtree_grad` counts too; a tied parameter belongs to the layer of its first name. `ratio`: own
+    parameters' gradient to their weights. The `..._norm`, `input_grad_total`, `ratio` and spreads are in the report's
+    norm; the spreads are the norms of each batch's own gradient. A layer called twice has one set of parameters,
+    which every call's row repeats.
     """
 
     site: Site
@@ -56,14 +65,26 @@ class LayerGrad:
     input_grad_total: float | None
     parameter_grad_norm: float | None
     status: str
+    output_grad_norm: float | None = None
+    input_grad: Magnitude | None = None
+    parameter_grad: Magnitude | None = None
+    subtree_grad: Magnitude | None = None
+    subtree_grad_norm: float | None = None
+    weight_norm: float | None = None
+    ratio: float | None = None
+    output_spread: Spread | None = None
+    input_spread: Spread | None = None
+    parameter_spread: Spread | None = None
 
 
 @dataclass(frozen=True)
 class GradReport:
     """Gradient norms of the mean loss over `pictures`: after backward, before clipping, unscaled.
 
-    `total_norm` is the L2 norm over all parameters that got a gradient, tied ones once. `layers` are in
-    execution order, those never called last.
+    `norm`: 1, 2 or infinity, the norm that single figures are in. `total_norm` is over all parameters that got a
+    gradient, tied ones once; `total` the same in every norm. Both are of the mean gradient over all pictures;
+    `total_spread` and `loss_spread` are of each batch alone. `layers` are in execution order, those never called
+    last. `first_forward` and `first_backward`: the first layer at which a value, or a gradient, was not finite.
     """
 
     loss: float
@@ -72,6 +93,23 @@ class GradReport:
     batches: int
     parameters: tuple[ParamGrad, ...]
     layers: tuple[LayerGrad, ...]
+    norm: float = 2.0
+    total: Magnitude | None = None
+    total_spread: Spread | None = None
+    loss_spread: Spread | None = None
+    first_forward: FirstNonFinite | None = None
+    first_backward: FirstNonFinite | None = None
+    train_mode: bool = False
+
+    @property
+    def by_depth(self) -> tuple[LayerGrad, ...]:
+        """The layers that were called, in the order in which their calls ended."""
+        return tuple(row for row in self.layers if row.depth is not None)
+
+    @property
+    def first_non_finite(self) -> FirstNonFinite | None:
+        """Where it began: going forward if it did there, for what is then not finite going back follows from it."""
+        return self.first_forward or self.first_backward
 
 
 def grad_report(

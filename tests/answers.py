@@ -32,7 +32,7 @@ def _cells(size):
 
 
 class Scores(nn.Module):
-    """Class k is the mean of colour k, class 0 nothing: a map is the colour's own cells. `kind`: how it is returned."""
+    """Class k is the mean of colour k, class 0 nothing: a map is the colour's own cells. `kind`: what is returned."""
 
     def __init__(self, kind="plain"):
         super().__init__()
@@ -95,7 +95,11 @@ class Detector(nn.Module):
         best, labels = scores.max(dim=0)
         rows, columns = (best > 0.3).nonzero().unbind(1)
         corners = torch.stack([columns, rows, columns + 1, rows + 1], dim=1)
-        return {"boxes": corners.float() * 8, "labels": labels[rows, columns] + 1, "scores": best[rows, columns]}
+        return {
+            "boxes": corners.float() * 8,
+            "labels": labels[rows, columns] + 1,
+            "scores": best[rows, columns],
+        }
 
 
 class Padding(Detector):
@@ -131,10 +135,8 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x):
-        if self.patches == "conv":
-            tokens = self.embed(x).flatten(2).mT
-        else:
-            tokens = self.embed(F.unfold(x, 8, stride=8).mT)
+        convolved = self.patches == "conv"
+        tokens = self.embed(x).flatten(2).mT if convolved else self.embed(F.unfold(x, 8, stride=8).mT)
         tokens = self.blocks(torch.cat([self.extra.expand(len(x), -1, -1), tokens], dim=1))
         tokens = self.norm(tokens)
         return self.head(tokens[:, 0] if self.pool == "token" else tokens[:, self.prefix :].mean(1))

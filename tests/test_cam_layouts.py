@@ -1,4 +1,4 @@
-"""Maps of every layout: rows and columns from the patch layer, the picture or `--grid`, and which layer is the default."""
+"""Maps of every layout: rows and columns from patch layer, picture or `--grid`, and which layer is the default."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_tokens_are_laid_out_as_the_patches_were_cut(patches, prefix):
 def test_a_grid_from_the_picture_is_square_patches_with_the_fewest_tokens_before_them():
     # 25 tokens are 4 x 6 patches and one more; 2 x 3 patches would leave 19 unexplained.
     model = answers.Transformer(patches="linear")
-    grids = {layer.name: layer.outputs[0].grid for layer in hookscope.list_layers(model, PICTURE) if layer.outputs}
+    grids = {
+        layer.name: layer.outputs[0].grid for layer in hookscope.list_layers(model, PICTURE) if layer.outputs
+    }
     assert grids["blocks.0"] == grids["blocks.1"] == (4, 6, 1)
     assert grids["embed"] == (4, 6, 0)
 
@@ -119,7 +121,10 @@ def test_behind_a_mean_over_patches_the_last_block_serves():
 def test_the_command_names_the_layer_to_use_instead_of_a_last_block(shell):
     for place in ("layer", "default"):
         flag = "-l blocks.1" if place == "layer" else ""
-        assert shell(f"gradcam {answers.__file__}:Transformer pics/0.png --resize 32x48 {flag} -o {place}").code == 0
+        assert (
+            shell(f"gradcam {answers.__file__}:Transformer pics/0.png --resize 32x48 {flag} -o {place}").code
+            == 0
+        )
     (record,) = manifest("layer")["layers"]
     assert (record["layer"], record["status"]) == ("blocks.1", "zero-gradient")
     (default,) = manifest("default")["layers"]

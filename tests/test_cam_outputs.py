@@ -88,7 +88,14 @@ def test_detections_and_several_tensors_are_no_embedding():
 
 @pytest.mark.parametrize(
     ("kind", "key"),
-    [("dict", None), ("usual", None), ("object", None), ("tuple", "0"), ("nested", "heads.0"), ("several", "scores")],
+    [
+        ("dict", None),
+        ("usual", None),
+        ("object", None),
+        ("tuple", "0"),
+        ("nested", "heads.0"),
+        ("several", "scores"),
+    ],
 )
 def test_the_map_is_the_same_wherever_the_scores_are(kind, key):
     x = answers.colours(red=(8, 8, 16, 16))
@@ -113,7 +120,11 @@ def test_a_single_logit_is_class_1_and_its_negative_class_0(kind):
 def test_top_of_a_segmentation_is_the_largest_classes_with_their_share_of_the_picture():
     x = answers.colours(red=(0, 0, 24, 32), blue=(24, 0, 48, 16))
     (top,) = top_records(answers.Segmenter()(x), 1, ("background", "red", "green", "blue"))
-    assert [(best["label"], best["area"]) for best in top] == [("red", 0.5), ("background", 0.25), ("blue", 0.25)]
+    assert [(best["label"], best["area"]) for best in top] == [
+        ("red", 0.5),
+        ("background", 0.25),
+        ("blue", 0.25),
+    ]
     assert [round(best["score"], 6) for best in top] == [1.0, 0.1, 1.0]
     scores = torch.tensor([0.1, 1, 0, 0], dtype=torch.float64)
     assert top[0]["probability"] == pytest.approx(float(scores.softmax(0)[1]))
@@ -129,7 +140,9 @@ def test_top_of_a_detector_is_the_classes_of_its_best_boxes():
     assert empty == []
 
 
-@pytest.mark.parametrize("output", [TOKENS, (ROWS, OTHER), None, [BOXES]], ids=["tokens", "several", "none", "count"])
+@pytest.mark.parametrize(
+    "output", [TOKENS, (ROWS, OTHER), None, [BOXES]], ids=["tokens", "several", "none", "count"]
+)
 def test_top_says_nothing_where_the_output_says_no_class(output):
     assert top_records(output, 2, None) == [[], []]
 

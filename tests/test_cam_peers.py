@@ -33,6 +33,17 @@ TARGET = 3
 IN_PLACE, PLAIN, RELU = (
     SUBJECTS[kind] for kind in ("in place after the layer", "nothing in place", "behind a relu")
 )
+
+
+def sure():
+    """Logits so far apart that Score-CAM's softmax is not flat."""
+    model = Convolutional(True)
+    model.fc.weight.data *= 50
+    return model
+
+
+SURE = Subject(sure, RELU.layer)
+
 RIGHT = ["nothing in place", "behind a relu", "vit block", "vit norm", "swin"]
 """Where nothing rewrites what the layer returned: a hook that keeps it keeps what it was."""
 
@@ -276,15 +287,15 @@ def test_pytorch_grad_cam_does_not_set_signed_channels_to_zero(pgc):
 
 
 def test_scorecam_of_a_layer_as_large_as_the_picture_is_pytorch_grad_cams(pgc):
-    subject = Subject(RELU.make, "act_a")
+    subject = Subject(SURE.make, "act_a")
     assert close(ours(subject, "scorecam"), pgc("ScoreCAM", subject))
 
 
 def test_pytorch_grad_cam_enlarges_score_cams_masks_by_their_corners(pgc):
     # Its masks of a coarser layer are enlarged with aligned corners: shifted by up to half a position.
-    found = ours(RELU, "scorecam")
-    assert close(found, formula(RELU, "scorecam"))
-    assert not close(pgc("ScoreCAM", RELU), found, 1e-4)
+    found = ours(SURE, "scorecam")
+    assert close(found, formula(SURE, "scorecam"))
+    assert not close(pgc("ScoreCAM", SURE), found, 5e-3)
 
 
 def ranged(maps):
@@ -298,7 +309,7 @@ def test_fullgrad_of_single_channels_is_pytorch_grad_cams(pgc):
     model, x = seeded(subject.make, 4), pictures(colours=1)  # of many others every layer is dead
     found = ranged(ours(subject, "fullgrad", model=model, x=x))
     theirs = pgc("FullGrad", Subject(subject.make, ""), model=model, x=x, whole=True)
-    assert close(found, theirs)
+    assert close(found, theirs, 1e-4)  # it adds 1e-7 to every largest value, some of which are small
 
 
 def test_pytorch_grad_cam_ranges_every_channel_of_fullgrad_alone(pgc):
@@ -364,15 +375,15 @@ def test_contrast_is_torch_cams_finercam(name, kind, tc):
 
 
 def test_scorecam_of_a_layer_as_large_as_the_picture_is_torch_cams(tc):
-    subject = Subject(RELU.make, "act_a")
+    subject = Subject(SURE.make, "act_a")
     assert close(ours(subject, "scorecam"), *tc("ScoreCAM", subject))
 
 
 def test_torch_cam_ranges_score_cams_masks_before_it_enlarges_them(tc):
     # So that the enlarged masks do not reach 1.
-    found = ours(RELU, "scorecam")
-    assert close(found, formula(RELU, "scorecam"))
-    assert not close(*tc("ScoreCAM", RELU), found, 1e-4)
+    found = ours(SURE, "scorecam")
+    assert close(found, formula(SURE, "scorecam"))
+    assert not close(*tc("ScoreCAM", SURE), found, 5e-3)
 
 
 def test_smoothgradcam_plusplus_is_not_torch_cams(tc):

@@ -79,7 +79,7 @@ def test_the_demo_runs_from_it(wheel, tmp_path):
     assert done.stderr == ""
     assert "cat.png  Egyptian cat .72" in done.stdout
     assert_whole(tmp_path / "out")
-    assert manifest(tmp_path / "out")["versions"]["hookscope"] == "0.1.0"
+    assert manifest(tmp_path / "out")["versions"]["hookscope"] == "0.2.0"
     # It is the installed package that ran.
     where = "import hookscope; print(hookscope.__file__)"
     seen = subprocess.run(

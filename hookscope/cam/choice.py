@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +59,7 @@ def default_layer(
     Of layers that return the very same tensor the outermost is taken, but for the model itself; of several calls of a
     layer the last. Where the answer has places of its own (a segmentation, detections) the last layers only repeat
     it: there it is the `deepest_layer` of those that every score depends on. So it is, of all, where there is nothing
-    to differentiate. Decided by passes over `x`, (1, C, H, W). `key`: which tensor of the output counts.
+    to differentiate. Decided by a few passes over `x`, (1, C, H, W). `key`: which tensor of the output counts.
 
     Raises:
         UsageError: no layer has a spatial output.
@@ -71,19 +71,17 @@ def default_layer(
             "no layer of this model has a spatial output", "`hookscope layers MODEL IMAGE` shows them"
         )
     for count in dict.fromkeys((min(_FIRST_LOOK, len(spatial)), len(spatial))):
-        candidates = spatial[-count:]
-        probe, asked = _Reach(frozenset(candidates), infos.get), _Asked(objectives, key)
-        with running(model, [probe], Selection(candidates)) as runner:
-            runner.forward(x, asked)
+        reached, asked = _reached(model, x, infos, objectives, key, spatial[-count:])
         if not asked.any:
             return deepest_layer(infos)
-        if asked.has_places and count < len(spatial):
-            continue
-        reached = {
-            site: info for site, info in infos.items() if site in probe.reached(every=asked.has_places)
-        }
+        if asked.has_places:
+            for sites in _by_channels(infos, asked.classes_a_pixel):
+                layers = tuple(dict.fromkeys(site.layer for site in sites))
+                found, _ = _reached(model, x, infos, objectives, key, layers)
+                if set(sites) & found:
+                    return [site for site in sites if site in found][-1]
         if reached:
-            return deepest_layer(reached, asked.classes_a_pixel) if asked.has_places else _last(reached)
+            return _last(site for site in infos if site in reached)
     raise NothingMeasured(
         "the score's gradient is zero at every spatial layer",
         "is the classifier's weight all zero, as in an untrained ViT? name a layer to write its blank map",
@@ -113,6 +111,11 @@ def deepest_layer(infos: Mapping[Site, OutputInfo], classes: int = 0) -> Site:
     Raises:
         UsageError: no layer has a spatial output.
     """
+    return next((sites[-1] for sites in _by_channels(infos, classes)), None) or last_layer(infos)
+
+
+def _by_channels(infos: Mapping[Site, OutputInfo], classes: int) -> Iterator[list[Site]]:
+    """Sites of as many channels together, the most first, each in execution order; see `deepest_layer`."""
     channels = {
         site: info.shape[1]
         for site, info in infos.items()
@@ -120,8 +123,23 @@ def deepest_layer(infos: Mapping[Site, OutputInfo], classes: int = 0) -> Site:
     }
     channels = {site: count for site, count in channels.items() if _in_backbone(site)} or channels
     channels = {site: count for site, count in channels.items() if count != classes} or channels
-    most = max(channels.values(), default=0)
-    return next((site for site in reversed(channels) if channels[site] == most), None) or last_layer(infos)
+    for most in sorted(set(channels.values()), reverse=True):
+        yield [site for site, count in channels.items() if count == most]
+
+
+def _reached(
+    model: nn.Module,
+    x: Tensor,
+    infos: Mapping[Site, OutputInfo],
+    objectives: Callable[[Any], Iterable[Objective]],
+    key: str | None,
+    layers: tuple[str, ...],
+) -> tuple[set[Site], _Asked]:
+    """Which sites of the layers the scores depend on, by one pass; the fewer layers, the less graph there is."""
+    probe, asked = _Reach(frozenset(layers), infos.get), _Asked(objectives, key)
+    with running(model, [probe], Selection(layers)) as runner:
+        runner.forward(x, asked)
+    return probe.reached(every=asked.has_places), asked
 
 
 class _Reach(GradientReachProbe):

@@ -182,7 +182,7 @@ class Explainer:
                 self._one(
                     key,
                     image,
-                    stacks[key].kept[image],
+                    stacks[key],
                     verdicts[key][image],
                     targets[key.objective][image] if key.objective else None,
                 )
@@ -190,12 +190,14 @@ class Explainer:
             ]
             yield from self._fused(singles, by_name) if self.plan.fuse is not None else singles
 
-    def _one(self, key: Key, image: int, kept: Tensor, verdict: Verdict, target: Target | None) -> Made:
-        low, high, status = verdict
+    def _one(self, key: Key, image: int, stack: Stack, verdict: Verdict, target: Target | None) -> Made:
+        (low, high, status), kept, before = verdict, stack.kept[image], stack.signed[image]
         if target is not None and target.missing:
             low, high, status, kept = np.nan, np.nan, MapStatus.UNDEFINED, torch.full_like(kept, np.nan)
         signed = self._signed(key.method)
-        return Made(image, key.site, key.method, kept.numpy(), low, high, status, target, signed)
+        return Made(
+            image, key.site, key.method, kept.numpy(), before.numpy(), low, high, status, target, signed
+        )
 
     def _signed(self, name: str) -> bool:
         """Whether the method's maps are shown with what is below zero, which they may have."""

@@ -55,7 +55,11 @@ def _verdict(
     if not defined:
         return np.nan, np.nan, MapStatus.UNDEFINED
     if kept is None:
-        return (low, high, MapStatus.NON_FINITE) if signed else (max(low, 0.0), max(high, 0.0), MapStatus.NON_FINITE)
+        return (
+            (low, high, MapStatus.NON_FINITE)
+            if signed
+            else (max(low, 0.0), max(high, 0.0), MapStatus.NON_FINITE)
+        )
     if flat:
         return 0.0, 0.0, MapStatus.ZERO_GRADIENT
     if low == high == 0:
@@ -93,12 +97,13 @@ def one_of_many(members: Sequence[Made], how: str) -> Made:
     broken = [made.status for made in members if made.status in (MapStatus.UNDEFINED, MapStatus.NON_FINITE)]
     values = fused([torch.from_numpy(made.values) for made in members], how)
     site = Site("+".join(str(made.site) for made in members))
+    first = replace(first, site=site, values=values.numpy(), before=values.numpy())
     if broken:
-        return replace(first, site=site, values=values.numpy(), status=broken[0])
+        return replace(first, status=broken[0])
     low, high = float(values.min()), float(values.max())
     flat = {made.status for made in members}
     status = MapStatus.OK if high > 0 else flat.pop() if len(flat) == 1 else MapStatus.BLANK
-    return replace(first, site=site, values=values.numpy(), minimum=low, maximum=high, status=status)
+    return replace(first, minimum=low, maximum=high, status=status)
 
 
 def channels_of(info: OutputInfo) -> int:

@@ -68,7 +68,7 @@ class Plan:
 class Made:
     """One map: `values` (h, w) float32 at its site's resolution.
 
-    `signed`: values below zero were kept. `minimum`, `maximum`: of the finite values; of a `negative-only` map,
+    `before`: the same before its ReLU. `signed`: values below zero were kept. `minimum`, `maximum`: of the finite values; of a `negative-only` map,
     before its ReLU. `target`: `None` where it is of none.
     """
 
@@ -76,6 +76,7 @@ class Made:
     site: Site
     method: str
     values: NDArray[np.float32]
+    before: NDArray[np.float32]
     minimum: float
     maximum: float
     status: MapStatus

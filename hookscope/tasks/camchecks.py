@@ -85,18 +85,19 @@ class CamChecks:
     def checked(
         self,
         heats: Sequence[Heat],
+        made: Sequence[Made],
         explainer: Explainer,
         runner: Runner,
         x: Tensor,
         subject: Subject,
         images: Sequence[str],
     ) -> list[Heat]:
-        """The maps with their figures, once all that is asked for has been measured."""
+        """The maps with their figures, once all that is asked for has been measured; `made`: the same, in order."""
         heats = list(heats)
         if self._options.score:
             heats = [self._faithful(heat, explainer.scores, runner, x, images) for heat in heats]
         if self._options.sanity:
-            self._randomise(heats, explainer, runner, x, subject, images)
+            self._randomise(list(zip(heats, made, strict=True)), explainer, runner, x, subject, images)
         if self._comparison is not None:
             for heat in heats:
                 self._comparison.add(images[heat.image], heat)
@@ -141,7 +142,7 @@ class CamChecks:
 
     def _randomise(
         self,
-        heats: Sequence[Heat],
+        maps: Sequence[tuple[Heat, Made]],
         explainer: Explainer,
         runner: Runner,
         x: Tensor,
@@ -153,10 +154,9 @@ class CamChecks:
         stages = cascade(names, _STAGES)
         for stage, chosen in enumerate(stages, start=1):
             with randomised(runner.model, chosen, self._options.seed):
-                again = {_same(made): made for made in explainer.again(runner, x)}
-            for heat in heats:
-                made = again.get(_same(heat))
-                alike = _correlation(heat, made)
+                again = {_same(one): one for one in explainer.again(runner, x)}
+            for heat, true in maps:
+                alike = _correlation(true, again.get(_same(true)))
                 figures = {"layers": len(chosen), "of": len(names), "spearman": alike}
                 self._sanity.append(_Row(_which(heat, images), figures))
                 if stage == len(stages):
@@ -246,14 +246,15 @@ def _with_weights(subject: Subject) -> list[str]:
     return names + [name for name in modules if modules[name]._parameters and name not in called]
 
 
-def _same(one: Heat | Made) -> tuple[object, ...]:
+def _same(one: Made) -> tuple[object, ...]:
     return one.image, one.site, one.method, None if one.target is None else one.target.name
 
 
-def _correlation(heat: Heat, made: Made | None) -> float:
-    if made is None or heat.status is not MapStatus.OK or made.values.shape != heat.values.shape:
+def _correlation(true: Made, random: Made | None) -> float:
+    """Of the maps before their ReLU, which leaves many a map of random weights blank."""
+    if random is None or true.status is MapStatus.UNDEFINED or random.status is MapStatus.UNDEFINED:
         return math.nan
-    return spearman(heat.values, made.values)
+    return spearman(true.before, random.before)
 
 
 def _which(heat: Heat, images: Sequence[str]) -> tuple[object, ...]:

@@ -83,6 +83,7 @@ class GradcamTask:
         self._without_path: frozenset[Site] = frozenset()
         self._unobservable: set[Site] = set()
         self._chosen_by_default: Site | None = None
+        self._notes: dict[str, None] = {}
         self._done: dict[str, int] = {}
         self._total: dict[str, int] = {}
         self._gridded: tuple[Mapping[Site, OutputInfo], Mapping[Site, OutputInfo]] | None = None
@@ -141,7 +142,7 @@ class GradcamTask:
         heats = [_heat(one, (1.0, 1.0) if one.site.layer == "input" else covers) for one in made]
         assert self._subject is not None, "choose() comes first"
         images = [item.ref.path for item in batch.items]
-        heats = self._checks.checked(heats, explainer, runner, x, self._subject, images)
+        heats = self._checks.checked(heats, made, explainer, runner, x, self._subject, images)
         for heat in heats:
             self._statuses.setdefault(heat.site, set()).add(str(heat.status))
             if heat.target is not None and heat.target.missing:
@@ -153,6 +154,7 @@ class GradcamTask:
     def conclude(self) -> Conclusion:
         statuses = {site: self._status(site, said) for site, said in self._statuses.items()}
         warnings = [
+            *self._notes,
             *self._missing,
             *(
                 f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
@@ -182,7 +184,9 @@ class GradcamTask:
     def _plan(self) -> Plan:
         options = self._options
         assert self._question is not None, "select() comes first"
-        passes = Passes(options.samples, options.noise, options.top_channels, options.seed, self._passed)
+        passes = Passes(
+            options.samples, options.noise, options.top_channels, options.seed, self._passed, self._noted
+        )
         return Plan(self._methods, self._question, options.smooth, options.fuse, options.relu, passes)
 
     def _default(self, subject: Subject, x: Tensor) -> Selection:
@@ -208,6 +212,9 @@ class GradcamTask:
             what = f"{'1 forward pass' if count == 1 else f'{count:,} forward passes'} a picture"
             total = f", {count * pictures:,} in all" if pictures > 1 else ""
             subject.tell(f"{name}: {what}{total}")
+
+    def _noted(self, line: str) -> None:
+        self._notes[line] = None
 
     def _passed(self, name: str, count: int) -> None:
         self._done[name] = self._done.get(name, 0) + count
