@@ -96,7 +96,7 @@ def gradcam(
     x: Tensor,
     *,
     layers: str | Iterable[str] = (),
-    targets: Sequence[int] | Tensor | str | None = None,
+    targets: Sequence[int | str] | Tensor | str | None = None,
     methods: str | Iterable[str] = ("gradcam",),
     contrast: Sequence[int] = (),
     similar_to: Tensor | None = None,
@@ -255,7 +255,7 @@ def _reference(model: nn.Module, picture: Tensor, key: str | None) -> tuple[Tens
         return embedding_of(runner.outputs(picture), key)[0], "similar_to"
 
 
-def _target_specs(targets: Sequence[int] | Tensor | str | None) -> tuple[TargetSpec, ...]:
+def _target_specs(targets: Sequence[int | str] | Tensor | str | None) -> tuple[TargetSpec, ...]:
     if targets is None:
         return (TargetSpec("top1", rank=1),)
     if isinstance(targets, str):
@@ -267,4 +267,5 @@ def _target_specs(targets: Sequence[int] | Tensor | str | None) -> tuple[TargetS
                 f"targets of shape and type {what}", "an (N,) integer tensor, or a list of classes"
             )
         return (TargetSpec("target", per_picture=tuple(targets.tolist())),)
-    return tuple(dict.fromkeys(TargetSpec(str(int(index)), index=int(index)) for index in targets))
+    words = [str(target) for target in targets]
+    return parse_targets(words, None)

@@ -184,7 +184,9 @@ class _Run:
 
     def _record_pictures(self, batch: Batch, done: Pass) -> None:
         for item, top in zip(
-            batch.items, top_records(done.output, len(batch.items), self.subject.categories), strict=True
+            batch.items,
+            top_records(done.output, len(batch.items), self.subject.categories, self.subject.logits),
+            strict=True,
         ):
             self.images[item.ref.index] = {"path": item.ref.path, "status": "ok", "error": None, "top": top}
 

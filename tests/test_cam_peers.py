@@ -185,11 +185,12 @@ BY_GRADIENT = {
 }
 
 
-@pytest.mark.parametrize("kind", RIGHT)
-@pytest.mark.parametrize("name", BY_GRADIENT)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    # HiResCAM of a block before a layer norm is 0 but for rounding: see the truths.
+    [(name, kind) for name in BY_GRADIENT for kind in RIGHT if (name, kind) != ("hirescam", "vit block")],
+)
 def test_maps_are_pytorch_grad_cams(name, kind, pgc):
-    if (name, kind) == ("hirescam", "vit block"):
-        return  # 0 but for rounding: see the truths
     # It adds 1e-7 to XGradCAM's sum over the positions, which of signed channels may be small.
     share = 1e-5 if name != "xgradcam" else 2e-5
     assert close(ours(SUBJECTS[kind], name), pgc(BY_GRADIENT[name], SUBJECTS[kind]), share)

@@ -199,7 +199,7 @@ def test_flipping_averages_what_is_shown_of_the_picture_and_its_mirror_image(nam
 def test_noise_averages_what_is_shown_of_noisy_pictures(name):
     model, x = POOLED.model(), pictures()
     score = of_classes([1, 3])
-    rounds = [rectified(name, truth(name, POOLED, model, each, score)) for each in noisy(x, 2, 0.3, 5)]
+    rounds = [rectified(name, truth(name, POOLED, model, each, score)) for each in noisy(x, 2, 0.3, 6)]
     maps = found(model, x, name, "act_c", [1, 3], smooth="noise:2,0.3", seed=5)
     assert close(maps, torch.stack(rounds).mean(0))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.artifacts import MapStatus, Target
+from hookscope.cam.geometry import covered, mirrored_back
 from hookscope.cam.heads import PooledHead, biases, classifier_weight
 from hookscope.cam.judging import Stack, Verdict, averaged, channels_of, judged, one_of_many
 from hookscope.cam.methods import Kind, Method
@@ -27,6 +28,8 @@ from hookscope.layouts import is_spatial
 from hookscope.probes.cam import CamProbe, Key, Raw
 from hookscope.runner import Objective, Pass, Runner
 
+_SMOOTH = "smooth"
+
 
 class Explainer:
     """Makes the maps of one batch after another.
@@ -37,6 +40,7 @@ class Explainer:
         layers: names of the layers to explain by.
         known: what is known of every site, for the size of picture that is run now.
         only: of all their sites just this one.
+        scored: the scores are wanted even where no map is of one.
     """
 
     def __init__(
@@ -46,11 +50,14 @@ class Explainer:
         layers: frozenset[str],
         known: Callable[[], Mapping[Site, OutputInfo]],
         only: Site | None = None,
+        *,
+        scored: bool = False,
     ) -> None:
         self.plan = plan
         self.scores: list[Score] = []
         self._known = known
         self._only = only
+        self._scored = scored
         self._model = model
         self._layers = layers
         self._by_layer = tuple(method for method in plan.methods if not method.on_input)
@@ -63,9 +70,12 @@ class Explainer:
         Raises:
             UsageError: the answer has nothing of what is asked.
         """
-        if all(method.class_free for method in self.plan.methods):
+        class_free = all(method.class_free for method in self.plan.methods)
+        if class_free and not self._scored:
             return []
         self.scores = scores_for(self.plan.question, output, asked)
+        if class_free:
+            return []
         self.probe.objectives = frozenset(score.name for score in self.scores)
         if any(method.name == "cam" for method in self.plan.methods):
             weight = classifier_weight(self._model, self._known())
@@ -82,11 +92,12 @@ class Explainer:
         return list(self._judged(self._rounds(runner, x, None)))
 
     def passes_a_picture(self) -> dict[str, int]:
-        """How many forward passes each method makes for a picture beside the first, where it makes any."""
+        """How many forward passes smoothing and each method make for a picture beside the first, where any."""
         known = [self._info(site) for site in self._known() if site.layer in self._layers]
         sites = [info for info in known if info is not None and is_spatial(info)]
-        rounds = 1 if self.plan.smooth is None else (2 if self.plan.smooth.flip else self.plan.smooth.count)
-        found = {}
+        smooth = self.plan.smooth
+        rounds = 1 if smooth is None else (2 if smooth.flip else smooth.count)
+        found = {} if smooth is None else {_SMOOTH: 1 if smooth.flip else rounds}
         for method in self.plan.methods:
             channels = [0] if method.on_input or method.kind is Kind.NOISY else [*map(channels_of, sites)]
             count = rounds * sum(passes_needed(method, number, self.plan.passes) for number in channels)
@@ -110,12 +121,19 @@ class Explainer:
         if smooth is None or smooth.flip:
             rounds = [self._round(runner, x, self.scores, done)]
         else:
-            inputs = noisy(x, smooth.count, smooth.deviation, self.plan.passes.seed)
+            # Another seed than that of the noise which a method may add itself.
+            inputs = noisy(x, smooth.count, smooth.deviation, self.plan.passes.seed + 1)
             rounds = [self._round(runner, changed, self.scores, None) for changed in inputs]
         if smooth is not None and smooth.flip:
             mirrored = [score.mirrored(x.shape[3]) for score in self.scores]
             other = self._round(runner, x.flip(3), mirrored, None)
-            rounds.append({key: replace(raw, values=raw.values.flip(2)) for key, raw in other.items()})
+            _, across = covered(runner.model, x)
+            rounds.append(
+                {
+                    key: replace(raw, values=mirrored_back(raw.values, 1.0 if key.site == INPUT else across))
+                    for key, raw in other.items()
+                }
+            )
         return averaged(rounds, {method.name: self._rectified(method) for method in self.plan.methods})
 
     def _round(self, runner: Runner, x: Tensor, scores: Sequence[Score], done: Pass | None) -> dict[Key, Raw]:
@@ -126,6 +144,8 @@ class Explainer:
         objectives = list(filter(None, map(objective, scores)))
         with runner.aside([probe], Selection(tuple(sorted(self._layers)))) as aside:
             done = aside.forward(x, (lambda output: objectives) if probe.needs.gradients else None)
+        if self.plan.smooth is not None:
+            self.plan.passes.tell(_SMOOTH, len(x))
         return self._completed(probe, runner, x, scores, done)
 
     def _completed(
@@ -212,4 +232,11 @@ class Explainer:
             if methods[name].on_input or len(members) < 2:
                 yield from members
             else:
+                self._note_dead(members)
                 yield one_of_many(members, self.plan.fuse or "")
+
+    def _note_dead(self, members: Sequence[Made]) -> None:
+        """The fused map does not show which of its layers has no part in it."""
+        for made in members:
+            if made.status is MapStatus.ZERO_GRADIENT:
+                self.plan.passes.note(f"{made.site}: {made.status}, it has no part in the fused {made.method}")

@@ -51,3 +51,18 @@ def covered(model: nn.Module, x: Tensor) -> tuple[float, float]:
             (height, width), padded = images.image_sizes[0], images.tensors.shape[-2:]
             return height / padded[0], width / padded[1]
     return 1.0, 1.0
+
+
+def mirrored_back(maps: Tensor, across: float) -> Tensor:
+    """Maps (N, h, w) of mirrored pictures, turned back: only that share of the width, from the left, is the picture.
+
+    Exact where the picture ends between two columns; else each column is read between two, and what lies on the
+    padding is 0.
+    """
+    width = maps.shape[2]
+    centres = torch.arange(width, dtype=torch.float64) + 0.5
+    places = (across * width - centres - 0.5).clamp(0, width - 1)
+    low, share = places.floor().long(), places.frac().to(maps.dtype)
+    high = (low + 1).clamp(max=width - 1)
+    turned = maps[..., low] * (1 - share) + maps[..., high] * share
+    return torch.where(centres < across * width, turned, torch.zeros((), dtype=maps.dtype))

@@ -68,8 +68,8 @@ class Plan:
 class Made:
     """One map: `values` (h, w) float32 at its site's resolution.
 
-    `before`: the same before its ReLU. `signed`: values below zero were kept. `minimum`, `maximum`: of the finite values; of a `negative-only` map,
-    before its ReLU. `target`: `None` where it is of none.
+    `before`: the same before its ReLU. `signed`: values below zero were kept. `minimum`, `maximum`: of the finite
+    values; of a `negative-only` map, before its ReLU. `target`: `None` where it is of none.
     """
 
     image: int

@@ -45,8 +45,8 @@ class Passes:
 
     `samples`, `noise`: how many noisy pictures, and the noise's standard deviation as a share of the picture's range
     of values (SmoothGrad: Smilkov et al. 2017). `top_channels`: how many channels Score-CAM tries, all where `None`.
-    `seed`: of the noise, which is the same for every picture. `tell`: hears which method has made how many passes more.
-    `note`: hears what a reader of the maps should know.
+    `seed`: of the noise, which is the same for every picture. `tell`: hears which method has made how many passes
+    more. `note`: hears what a reader of the maps should know.
     """
 
     samples: int = 16
@@ -76,7 +76,8 @@ class Here:
 def further(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
     """The maps of a method that needs passes of its own; none where one pass has given them."""
     made = _MAKERS.get(method.kind)
-    return made(method, here, passes) if made is not None else {}
+    # No picture of the batch may have what is asked for.
+    return made(method, here, passes) if made is not None and here.scores else {}
 
 
 def noisy(x: Tensor, count: int, deviation: float, seed: int) -> Iterator[Tensor]:

@@ -29,7 +29,7 @@ class Subject:
     `record`: the model as the manifest has it. `note`: what every reader must know of it, such as that its weights are
     random. `pictures`: how many there are. `tell`: what a person should know before a long run. `progress`: of passes
     that are not a picture's own: which, how many are done, of how many. `picture`: any picture by its path,
-    (1, C, H, W), as the model takes it.
+    (1, C, H, W), as the model takes it. `logits`: which tensor of its output counts, `None`: found by itself.
     """
 
     model: nn.Module
@@ -42,6 +42,7 @@ class Subject:
     tell: Callable[[str], None] = lambda line: None
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
     picture: Callable[[str], Tensor] | None = None
+    logits: str | None = None
 
     def info(self, site: Site) -> OutputInfo | None:
         """What is known of a site."""

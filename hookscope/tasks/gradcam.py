@@ -109,6 +109,7 @@ class GradcamTask:
 
     def choose(self, subject: Subject, x: Tensor, batch: Batch) -> Selection:
         self._subject = subject
+        subject.logits = self._options.logits
         selection = self.select(subject)
         assert self._question is not None, "select() has just made it"
         if self._options.similar_to is not None:
@@ -120,7 +121,12 @@ class GradcamTask:
             selection = self._default(subject, x)
         chosen = spatial_selection(selection, self._known()) if selection.names else selection
         self._explainer = Explainer(
-            self._plan(), subject.model, frozenset(chosen.names), self._known, self._chosen_by_default
+            self._plan(),
+            subject.model,
+            frozenset(chosen.names),
+            self._known,
+            self._chosen_by_default,
+            scored=self._checks.scored,
         )
         self._announce(subject)
         return chosen
@@ -212,6 +218,8 @@ class GradcamTask:
             what = f"{'1 forward pass' if count == 1 else f'{count:,} forward passes'} a picture"
             total = f", {count * pictures:,} in all" if pictures > 1 else ""
             subject.tell(f"{name}: {what}{total}")
+        for line in self._checks.passes():
+            subject.tell(line)
 
     def _noted(self, line: str) -> None:
         self._notes[line] = None
