@@ -15,7 +15,6 @@ from hookscope.errors import UsageError
 from hookscope.layers import Site
 from hookscope.wording import one_line
 
-
 Rest = Callable[[int, Tensor, bool], Any]
 """Told how many copies, the values at the site, and whether the model may write to them."""
 

@@ -12,6 +12,7 @@ from hookscope.background import Background
 from hookscope.images import ImageRef
 from hookscope.job import Job
 from hookscope.loading import Item, batches, default_workers
+from hookscope.output.directory import replace_file
 from hookscope.output.ranged import Ranged
 from hookscope.output.writers import (
     Artefact,
@@ -72,7 +73,10 @@ class Filing:
         if conclusion.summary:
             write_summary(out, conclusion.summary, name=f"{prefix}{task.name}")
         for name, data in conclusion.documents.items():
-            write_document(out, f"{prefix}{name}", data, kind=task.name)
+            part = "plot" if name.endswith(".png") else "report"
+            write_document(out, f"{prefix}{name}", data, kind=task.name, part=part)
+        for file, data in conclusion.updates.items():
+            replace_file(file, data)
         pairs = dict.fromkeys(path for path, _ in conclusion.pairs)
         refs = [ref for ref in self._job.found.refs if ref.path in pairs]
         for item in self._read(refs):

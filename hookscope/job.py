@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from hookscope.artifacts import Table
 from hookscope.errors import ExitCode
 from hookscope.images import Found, decode
 from hookscope.models import LoadedModel
@@ -16,7 +17,11 @@ from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import Manifest
 from hookscope.output.writers import PictureOptions
 from hookscope.records import model_record, versions
-from hookscope.tasks import Subject, Task
+from hookscope.tasks import Gate, Subject, Task
+from hookscope.userdata import DataBatch
+
+Data = Callable[[], Iterator[DataBatch]]
+"""Makes the user's batches, from the first on."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class Drawing:
 class Job:
     """Everything a run needs, resolved: a loaded model, found pictures, tasks, and where the files go.
 
-    `drawing`: how each task's pictures are drawn, by the task's name. `options`: for the manifest.
+    `drawing`: how each task's pictures are drawn, by the task's name. `options`: for the manifest. `data`: batches of
+    the user's own, instead of pictures. `batches`: no more than that many are run.
     """
 
     command: str
@@ -42,6 +48,8 @@ class Job:
     out: OutputDir
     drawing: Mapping[str, Drawing]
     options: Mapping[str, Any] = field(default_factory=dict)
+    data: Data | None = None
+    batches: int | None = None
     batch_size: int = 8
     workers: int | None = None
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
@@ -50,11 +58,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended: the manifest as it was written, the exit code, and lines for a person."""
+    """How a run ended: the manifest as it was written, the exit code, lines for a person, the gates and the tables."""
 
     manifest: Manifest
     exit_code: ExitCode
     lines: tuple[str, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    summaries: tuple[Table, ...] = ()
 
 
 def subject_of(job: Job) -> Subject:

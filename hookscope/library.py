@@ -21,14 +21,16 @@ from hookscope.cam.questions import Asked, Question
 from hookscope.cam.rounds import Passes
 from hookscope.cam.targets import TargetSpec, parse_targets
 from hookscope.errors import UsageError, check_choice
-from hookscope.gradreport import GradReport, grad_report
+from hookscope.gradpasses import gradients_of
+from hookscope.gradreport import GradReport
 from hookscope.hooks import Needs, Probe
 from hookscope.layers import OutputInfo, Selection, Site, all_names, modules_by_name, select
 from hookscope.layouts import Layouts, with_grid
-from hookscope.losses import loss_function, loss_objective
-from hookscope.probes.gradnorm import GradNormProbe
+from hookscope.losses import loss_function
+from hookscope.magnitudes import parse_norm
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.runner import Objective, running
+from hookscope.userdata import checked
 from hookscope.wrappers import unwrapped
 
 
@@ -193,36 +195,47 @@ def gradcam(
 
 def gradnorm(
     model: nn.Module,
-    x: Tensor,
-    targets: Tensor | None = None,
+    x: Any = None,
+    targets: Any = None,
     *,
+    batches: Iterable[Any] | None = None,
     layers: str | Iterable[str] = "**",
     loss: str | Callable[[Any, Any], Tensor] = "cross_entropy",
+    norm: float | str = 2,
+    train_mode: bool = False,
+    seed: int = 0,
 ) -> GradReport:
     """Gradient norms of every parameter, and of the outputs and inputs of the chosen layers.
 
     Args:
-        model: any module; run in eval mode, left as it was found, `.grad` included.
-        x: (N, C, H, W), on the model's device.
-        targets: (N,) classes; nothing: the model's own predictions.
+        model: any module; run in eval mode unless told otherwise, left as it was found, `.grad` included.
+        x: (N, C, H, W), on the model's device; or what else the model takes: a tuple is its arguments, a dict its
+            arguments by name.
+        targets: (N,) classes, or what the loss takes; nothing: the model's own predictions.
+        batches: instead of `x` and `targets`, any number of (input, target), such as a `DataLoader`. The report is
+            of the mean loss over all of them, with the spread of the norms of each alone.
         layers: globs of the layers whose activations' gradients are measured.
         loss: `cross_entropy`, `score`, or `(output, targets) -> scalar`, a mean over the pictures.
+        norm: 1, 2 or `"inf"`.
+        train_mode: dropout is active and batch norm uses the batch; running statistics are put back.
+        seed: of what is random in train mode.
 
     Raises:
-        UsageError: an unknown loss, or an output that the loss cannot be taken of.
+        UsageError: an unknown loss or norm, a batch that is no pair, or an output that the loss cannot be taken of.
         ModelError: the model raised on `x`.
+        NothingMeasured: there was not one batch.
     """
+    if (x is None) == (batches is None) or (batches is not None and targets is not None):
+        raise UsageError("gradnorm takes one batch or many", "x and its targets, or batches=")
     model, _ = unwrapped(model)
-    selection = select(model, layers)
-    probe = GradNormProbe(layers=frozenset(selection.names))
-    objective = loss_objective(loss_function(loss), targets)
-    everything = Selection(tuple(all_names(model)))
-    with running(model, [probe], everything) as runner:
-        done = runner.forward(x, lambda output: [objective])
-        probe.finish_batch(done.sites, done.values[objective.name])
-        statuses = {name: runner.attachment.status(name) for name in selection.names}
-        called = frozenset(runner.attachment.calls)
-    return grad_report(probe, model, statuses, called, done.unobservable)
+    return gradients_of(
+        model,
+        checked([(x, targets)], "x") if batches is None else checked(batches),
+        select(model, layers),
+        loss=loss_function(loss),
+        norm=parse_norm(norm),
+        train_seed=seed if train_mode else None,
+    )
 
 
 def _cam_map(made: Made) -> CamMap:

@@ -24,6 +24,7 @@ def cross_entropy(output: Any, targets: Tensor) -> Tensor:
     from hookscope.cam.outputs import logits_of, raw_scores
     from hookscope.cam.targets import check_classes, check_pictures
 
+    _check_are_classes(targets)
     check_pictures(logits_of(output), len(targets))
     check_classes(targets, logits_of(output).shape[1])
     scores = raw_scores(output)
@@ -38,6 +39,7 @@ def score(output: Any, targets: Tensor) -> Tensor:
     from hookscope.cam.outputs import logits_of
     from hookscope.cam.targets import check_classes, check_pictures
 
+    _check_are_classes(targets)
     logits = logits_of(output)
     check_pictures(logits, len(targets))
     check_classes(targets, logits.shape[1])
@@ -106,6 +108,18 @@ def predictions(output: Any) -> Tensor:
     from hookscope.cam.outputs import logits_of
 
     return logits_of(output).detach().argmax(dim=1)
+
+
+def _check_are_classes(targets: Any) -> None:
+    import torch
+
+    whole = isinstance(targets, torch.Tensor) and targets.dim() == 1 and not targets.is_floating_point()
+    if not whole:
+        what = f", {targets.dtype}" if isinstance(targets, torch.Tensor) else ""
+        raise UsageError(
+            f"the targets are {_described(targets)}{what}, not one class a picture",
+            "an (N,) integer tensor, or a loss that takes them: --loss file.py:callable",
+        )
 
 
 def _described(value: object) -> str:

@@ -5,7 +5,7 @@ Owns which parameters take part and how a failure of the model is told; no hooks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookscope.errors import HookscopeError, ModelError
 from hookscope.hooks import came_from_probe
 from hookscope.layers import Site
+from hookscope.nested import rebuilt, tensors_in
 from hookscope.wording import one_line
 
 
@@ -41,23 +42,47 @@ class Pass:
     values: dict[str, float]
 
 
-def called(model: nn.Module, x: Tensor) -> Any:
-    """What the model returns.
+def called(model: nn.Module, x: Any) -> Any:
+    """What the model returns for `x`: a tuple is its arguments, a mapping those by name, all else the one.
 
     Raises:
         ModelError: the model raised; its own message is passed on.
     """
+    args = x if type(x) is tuple else (x,)
     try:
-        return model(x)
+        if isinstance(x, Mapping):
+            return model(**x)
+        return model(*args)
     except (HookscopeError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         if came_from_probe(error):
             raise
         raise ModelError(
-            f"the model raised {type(error).__name__} on an input of shape {tuple(x.shape)}: {one_line(error)}",
+            f"the model raised {type(error).__name__} on an input of shape {_shapes(x)}: {one_line(error)}",
             "is the size right? --resize and --crop set it; --debug shows where",
         ) from error
+
+
+def entering(x: Any, *, reaching: bool) -> Any:
+    """The input with every tensor copied; where the gradient must reach it, a part of the graph."""
+
+    def made(tensor: Tensor) -> Tensor:
+        # A copy, because the model may write into what it is given, and x may have to be run again.
+        copied = tensor.detach().clone()
+        # Not a leaf itself: autograd refuses to write into one.
+        return copied.requires_grad_().clone() if reaching and copied.is_floating_point() else copied
+
+    return rebuilt(x, {path: made(tensor) for path, tensor in tensors_in(x)})
+
+
+def pictures_in(x: Any) -> int:
+    """How many pictures, or samples, a batch holds: the first axis of its first tensor, or the length of a list."""
+    while isinstance(x, (tuple, Mapping)) and x:
+        x = next(iter(x.values() if isinstance(x, Mapping) else x))
+    if isinstance(x, Tensor):
+        return x.shape[0] if x.dim() else 0
+    return len(x) if isinstance(x, Sized) else 0
 
 
 @contextmanager
@@ -72,3 +97,7 @@ def requiring(model: nn.Module, wanted: Sequence[nn.Parameter]) -> Iterator[None
     finally:
         for parameter, flag in kept:
             parameter.requires_grad = flag
+
+
+def _shapes(x: Any) -> str:
+    return ", ".join(str(tuple(tensor.shape)) for _, tensor in tensors_in(x)) or "no tensor"

@@ -58,6 +58,18 @@ def preserved(model: nn.Module) -> Iterator[None]:
         )
 
 
+def sow(seed: int) -> None:
+    """The random state of torch, numpy and python, from a seed; for use inside `preserved`."""
+    numpy = sys.modules.get("numpy")
+    random.seed(seed)
+    if numpy:
+        numpy.random.seed(seed % 2**32)
+    # Not torch.manual_seed: on a GPU that is not in use yet, what that leaves behind could not be taken back.
+    torch.default_generator.manual_seed(seed)
+    if _cuda_in_use():
+        torch.cuda.manual_seed_all(seed)
+
+
 @contextmanager
 def _random_state() -> Iterator[None]:
     numpy = sys.modules.get("numpy")

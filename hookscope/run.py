@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
-from typing import Any
+from itertools import chain, groupby, islice
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -18,12 +18,12 @@ from hookscope.background import Background, writing_threads
 from hookscope.cam.choice import site_infos
 from hookscope.errors import ExitCode, NothingMeasured, UsageError, worst
 from hookscope.filing import Filing
-from hookscope.job import Job, Report, manifest_of, subject_of
+from hookscope.job import Data, Job, Report, manifest_of, subject_of
 from hookscope.layers import ROOT, LayerInfo, Selection, Site, modules_by_name
 from hookscope.loading import Batch, batches, default_workers
 from hookscope.records import failure_record, layer_records, top_records
 from hookscope.runner import Objective, Pass, Runner, list_layers, running
-from hookscope.tasks import Conclusion, Subject, Task
+from hookscope.tasks import Conclusion, DataTask, Subject, Task
 
 # A model that takes pictures at their own size may see a new one every time.
 _SIZES_KNOWN = 16
@@ -36,7 +36,7 @@ def execute(job: Job) -> Report:
         HookscopeError: the run cannot go on; what was already written stays, with its journal.
     """
     _selections(job)
-    return _Run(job).execute()
+    return _Run(job).execute() if job.data is None else _Run(job).execute_data(job.data)
 
 
 def plan(job: Job) -> Report:
@@ -93,6 +93,22 @@ class _Run:
         self._begin()
         return self._finish([self._concluded(task) for task in self.tasks if self._looked])
 
+    def execute_data(self, data: Data) -> Report:
+        """The same for batches of the user's own, which are no pictures."""
+        self.subject.layers = list_layers(self.subject.model)
+        for task in cast("list[DataTask]", self.tasks):
+            selection = task.measure(
+                self.subject,
+                data(),
+                self.job.loaded.dtype,
+                lambda done: self.job.progress("batches", done, self.job.batches or done),
+            )
+            self.patterns |= selection.resolved
+            chosen = set(selection.names)
+            self._recorded = [layer for layer in self.subject.layers if layer.name in chosen]
+        self._begin()
+        return self._finish([self._concluded(task) for task in self.tasks])
+
     def _begin(self) -> None:
         """Make the directory ours. Not before there is something to write: until then an earlier run's is kept."""
         if not self._begun:
@@ -101,20 +117,22 @@ class _Run:
 
     def _batches(self) -> Iterator[Batch]:
         job = self.job
-        return batches(
+        found = batches(
             job.found.refs,
             job.loaded.preprocess,
             size=job.batch_size,
             workers=default_workers() if job.workers is None else job.workers,
             keep_pictures=any(draws.overlay for draws in job.drawing.values()),
         )
+        return islice(found, job.batches)
 
     def _measure_group(self, group: Iterator[Batch], writers: Background) -> None:
         """Measure batches of one picture size, so that one look at the layers serves them all."""
         first = next(group)
         self._look(replace(first, items=first.items[:1]))
-        probes = [task.probe() for task in self.tasks]
-        with running(self.subject.model, probes, self.selection) as runner:
+        probes = [probe for task in self.tasks for probe in task.probes()]
+        seed = next((task.train_seed for task in self.tasks if task.train_seed is not None), None)
+        with running(self.subject.model, probes, self.selection, train_seed=seed) as runner:
             for batch in chain([first], group):
                 self._measure(runner, batch, writers)
 
@@ -200,9 +218,11 @@ class _Run:
         return conclusion
 
     def _finish(self, conclusions: Sequence[Conclusion]) -> Report:
+        gates = tuple(conclusion.gate for conclusion in conclusions if conclusion.gate is not None)
         findings = [finding for conclusion in conclusions for finding in conclusion.findings]
-        if findings:
+        if findings or any(gate.failed for gate in gates):
             self.codes.append(ExitCode.CHECK_FAILED)
+        findings += [finding for gate in gates for finding in gate.findings]
         manifest = manifest_of(
             self.job,
             patterns=self.patterns,
@@ -216,7 +236,10 @@ class _Run:
         )
         self.job.out.finish(manifest)
         lines = tuple(line for conclusion in conclusions for line in conclusion.lines)
-        return Report(replace(manifest, artifacts=self.job.out.records), worst(self.codes), lines)
+        summaries = tuple(page for conclusion in conclusions for page in conclusion.summary)
+        return Report(
+            replace(manifest, artifacts=self.job.out.records), worst(self.codes), lines, gates, summaries
+        )
 
     def _layer_records(self, conclusions: Sequence[Conclusion]) -> list[dict[str, Any]]:
         said = {

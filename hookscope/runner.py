@@ -21,7 +21,8 @@ from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, all_names, 
 from hookscope.layouts import Layouts
 from hookscope.passes import Objective as Objective
 from hookscope.passes import Pass as Pass
-from hookscope.passes import called, requiring
+from hookscope.passes import called, entering, pictures_in, requiring
+from hookscope.preserve import sow
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.recording import copied
 from hookscope.replay import Continuation, Replays
@@ -49,11 +50,11 @@ class Runner:
         self._unused: frozenset[Site] = frozenset()
         self._replays = Replays(model, self.outputs, attachment.muted)
 
-    def forward(self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None = None) -> Pass:
+    def forward(self, x: Any, objectives: Callable[[Any], Iterable[Objective]] | None = None) -> Pass:
         """Run the model on a batch for all probes, then one backward pass for each objective.
 
         Args:
-            x: (N, C, H, W) on the model's device; never written to.
+            x: (N, C, H, W), or what else `passes.called` takes, on the model's device; never written to.
             objectives: given the model's output (without a graph), the scalars to differentiate.
 
         Raises:
@@ -136,17 +137,17 @@ class Runner:
         return self._replays.continuation(x, site)
 
     def _attempt(
-        self, x: Tensor, objectives: Callable[[Any], Iterable[Objective]] | None, cut: Cut | None
+        self, x: Any, objectives: Callable[[Any], Iterable[Objective]] | None, cut: Cut | None
     ) -> Pass:
         with_graph = objectives is not None
         self.attachment.cut = cut if with_graph else None
         for probe in self.probes:
-            probe.begin(x.shape[0])
-        entering = self._entering(x, whole=with_graph and cut is None)
+            probe.begin(pictures_in(x))
+        given = entering(x, reaching=with_graph and cut is None and self._must_reach_input())
         reads = cut.reads if with_graph and cut is not None else nullcontext()
         try:
             with torch.set_grad_enabled(with_graph), reads:
-                output = called(self.model, entering)
+                output = called(self.model, given)
             plain = copied(output)
             chosen = list(objectives(plain)) if objectives is not None else []
             unreached, values = self._backward(output, chosen)
@@ -154,12 +155,6 @@ class Runner:
             return Pass(plain, tuple(attachment.sites), unreached, frozenset(attachment.unobservable), values)
         finally:
             self.attachment.forget()
-
-    def _entering(self, x: Tensor, *, whole: bool) -> Tensor:
-        # A copy, because the model may write into what it is given, and x may have to be run again.
-        copied = x.detach().clone()
-        # Not a leaf itself: autograd refuses to write into one.
-        return copied.requires_grad_().clone() if whole and self._must_reach_input() else copied
 
     def _must_reach_input(self) -> bool:
         """Whether some layer may have nothing trainable before it: only the input's gradient then passes by it.
@@ -205,19 +200,26 @@ class Runner:
 
 @contextmanager
 def running(
-    model: nn.Module, probes: Sequence[Probe], layers: str | Iterable[str] | Selection = "**"
+    model: nn.Module,
+    probes: Sequence[Probe],
+    layers: str | Iterable[str] | Selection = "**",
+    *,
+    train_seed: int | None = None,
 ) -> Iterator[Runner]:
-    """A `Runner` over the model in eval mode; the model is left exactly as it was found.
+    """A `Runner` over the model in eval mode, or in train mode from a seed; the model is left exactly as found.
 
     The graph is cut at the first chosen layer unless a probe needs the gradients of parameters or of inputs;
-    parameters take part in it only where a probe needs theirs. Works inside `no_grad` and `inference_mode`, and
+    parameters take part in it only where a probe needs theirs. In train mode dropout is active and batch norm uses
+    the batch, from the random state that `train_seed` gives. Works inside `no_grad` and `inference_mode`, and
     with frozen parameters.
     """
     model, _ = unwrapped(model)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(preserved(model))
-        model.eval()
+        model.train(train_seed is not None)
+        if train_seed is not None:
+            sow(train_seed)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         yield stack.enter_context(_ready(model, probes, layers, (), trainable))
 

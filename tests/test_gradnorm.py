@@ -305,6 +305,14 @@ def test_statuses_tell_tied_frozen_unused_and_bypassed_apart():
         "spare": "not-called", "bypassed": "bypassed",
     }  # fmt: skip
     assert layers["frozen"].parameter_grad_norm is None
+    assert (layers["bypassed"].depth, layers["bypassed"].output_grad) == (None, None)
+    assert layers["bypassed"].parameter_grad_norm == params["bypassed.weight"].grad_norm
+    # A tied weight belongs to the layer of its first name.
+    assert layers["twin"].parameter_grad_norm == params["twin.bias"].grad_norm
+    got = [row.gradient.norm for row in params.values() if row.gradient is not None]
+    assert report.total_norm == pytest.approx(math.hypot(*got))
+    assert params["zero.weight"].spread.mean == 0
+    assert params["side.weight"].spread is None
 
 
 def test_a_fully_frozen_model_still_has_activation_gradients():

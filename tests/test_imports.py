@@ -24,7 +24,7 @@ ORDER = (
     "likeness", "faithfulness", "randomise", "cam.component", "cam.formulas", "cam.methods", "cam.fusing",
     "probes", "passes", "recording", "batch_axes", "continuation", "replay",
     "runner", "cam",
-    "losses", "gradreport", "library",
+    "losses", "gradreport", "userdata", "gradpasses", "library",
     "images", "models", "loading", "render", "output", "records", "checks", "tasks", "job", "filing", "run", "cli",
 )  # fmt: skip
 

@@ -84,3 +84,42 @@ def test_odd_names_are_plain_text():
 def test_many_layers_stay_a_reasonable_width():
     names = tuple(f"layer.{index}" for index in range(500))
     assert pixels(drawn(range(1, 501), names)).shape[1] == 1600
+
+
+def shown(monkeypatch, panels, **options):
+    """The axes of stacked panels."""
+    monkeypatch.setattr(plot, "_encoded", lambda figure: figure)
+    return plot.stacked(panels, title="t", **options).axes
+
+
+def test_panels_share_the_order_of_the_layers(monkeypatch):
+    panels = [
+        plot.Panel("above", [plot.Series("a", ("x", "z"), (1, 2)), plot.Series("b", ("y",), (3,))]),
+        plot.Panel("below", [plot.Series("c", ("y", "w"), (1, 2))]),
+    ]
+    above, below = shown(monkeypatch, panels, order=["x", "unused", "y", "z"])
+    assert [tick.get_text() for tick in below.get_xticklabels()] == ["x", "y", "z", "w"]
+    assert [list(line.get_xdata()) for line in above.get_lines()] == [[0, 2], [1]]
+    assert [list(line.get_xdata()) for line in below.get_lines()] == [[1, 3]]
+    assert (above.get_ylabel(), below.get_ylabel(), above.get_title(loc="left")) == ("above", "below", "t")
+
+
+def test_ranges_are_bars_without_a_line(monkeypatch):
+    spans = ((1.0, 4.0), (0.0, 2.0), (float("nan"), 3.0))
+    line = plot.Series("mean", ("x", "y", "z"), (2.0, 1.0, float("nan")), spans)
+    (axes,) = shown(monkeypatch, [plot.Panel("norm", [line])])
+    assert axes.get_lines()[0].get_linestyle() == "None"
+    (bars,) = axes.collections
+    drawn = [[tuple(point) for point in segment] for segment in bars.get_segments()]
+    # On a log axis the bar from zero starts at the least value that is drawn; the one without a minimum is not.
+    assert drawn == [[(0, 1), (0, 4)], [(1, 1), (1, 2)]]
+    assert [line.get_label() for line in axes.get_lines()][1:] == ["mean: not finite"]
+
+
+def test_points_that_are_not_joined(monkeypatch):
+    (axes,) = shown(monkeypatch, [plot.Panel("n", [plot.Series("a", ("x", "y"), (1, 2), joined=False)])])
+    assert axes.get_lines()[0].get_linestyle() == "None"
+
+
+def test_a_panel_without_series_is_a_picture():
+    assert pixels(plot.stacked([plot.Panel("n", [])], title="t")).shape[0] == 480

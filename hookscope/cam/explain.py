@@ -239,4 +239,6 @@ class Explainer:
         """The fused map does not show which of its layers has no part in it."""
         for made in members:
             if made.status is MapStatus.ZERO_GRADIENT:
-                self.plan.passes.note(f"{made.site}: {made.status}, it has no part in the fused {made.method}")
+                self.plan.passes.note(
+                    f"{made.site}: {made.status}, it has no part in the fused {made.method}"
+                )

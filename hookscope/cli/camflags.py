@@ -35,7 +35,7 @@ def _list_methods(context: typer.Context, asked: bool) -> None:
         for method in METHODS.values():
             talk.say(
                 f"{method.name:{width}}  {method.summary} ({method.paper}). Needs {method.needs}; "
-                f"costs {method.cost}; for when {method.when}."
+                f"costs {method.cost}; for: {method.when}."
             )
         raise typer.Exit
 
@@ -194,6 +194,14 @@ class GradcamFlags:
     alpha: Alpha = 0.6
     view: View = "original"
     format: Format = None
+
+    @property
+    def data(self) -> None:
+        """Pictures are drawn on."""
+
+    @property
+    def batches(self) -> None:
+        """All of them."""
 
     def task(self, shared: Shared) -> Task:
         """The task of these flags."""

@@ -20,7 +20,8 @@ from hookscope.cli.flags import (
     RunFlags,
     TalkFlags,
 )
-from hookscope.cli.probes import FeatureMapsFlags, GradnormFlags
+from hookscope.cli.gradflags import GradnormFlags
+from hookscope.cli.probes import FeatureMapsFlags
 from hookscope.cli.recipe import read_recipe, use_recipe
 from hookscope.cli.session import Shared, inspect
 
@@ -99,7 +100,7 @@ def gradnorm(
     talking: TalkFlags,
     images: Images = None,
 ) -> int:
-    """Write gradient norms by parameter and layer; fail above --max-norm."""
+    """Write gradient norms by parameter and layer; fail on what the rules find."""
     shared = Shared(layers, weights, preprocess, pictures, run, output, talking)
     return inspect("gradnorm", model, images, shared, {"gradnorm": own})
 

@@ -21,6 +21,9 @@ Group = TypeVar("Group")
 RECIPE_KEYS = ("model", "images")
 """Keys of a configuration that are arguments elsewhere."""
 
+TABLES = ("severity", "limits")
+"""Flags that a configuration writes as tables."""
+
 _MODEL = "Model"
 _PICTURES = "Pictures"
 _RUN = "Run"
@@ -257,9 +260,31 @@ def as_parameters(command: Any, given: Mapping[str, Any], source: str) -> dict[s
     for flag, value in given.items():
         if flag in names:
             option = options[names[flag]]
+            if flag in TABLES and isinstance(value, dict):
+                value = flattened(value, f"{flag!r} in {source}")
             _check_kind(flag, value, source, is_switch=option.is_flag)
             found[option.name] = _as_flag(value, multiple=option.multiple)
     return found
+
+
+def flattened(table: Mapping[str, Any], what: str) -> list[str]:
+    """`{name: value, glob: {name: value}}` as the flag's words: `name=value`, `glob:name=value`.
+
+    Raises:
+        UsageError: a value is of a kind that no command line can say.
+    """
+    words = []
+    for key, value in table.items():
+        rows = (
+            {f"{key}:{name}": inner for name, inner in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
+        for name, inner in rows.items():
+            if isinstance(inner, bool) or not isinstance(inner, str | int | float):
+                raise UsageError(f"{name!r} of {what} is {inner!r}", "text or a number")
+            words.append(f"{name}={inner}")
+    return words
 
 
 def _check_kind(flag: str, value: Any, source: str, *, is_switch: bool) -> None:

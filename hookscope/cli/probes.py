@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope.cli.drawing import Alpha, Cmap, Format, View, drawing_of
-from hookscope.errors import UsageError, check_choice
-from hookscope.losses import LOSSES, LossFunction
+from hookscope.errors import check_choice
 
 if TYPE_CHECKING:
     from hookscope.cli.session import Shared
@@ -48,6 +47,14 @@ class FeatureMapsFlags:
     def baseline(self) -> None:
         """Nothing is compared with."""
 
+    @property
+    def data(self) -> None:
+        """Pictures are drawn on."""
+
+    @property
+    def batches(self) -> None:
+        """All of them."""
+
     def task(self, shared: Shared) -> Task:
         """The task of these flags."""
         from hookscope.tasks.featuremaps import FeatureMapsOptions, FeatureMapsTask
@@ -70,57 +77,3 @@ class FeatureMapsFlags:
         drawing = drawing_of(self.cmap, self.alpha, self.view, self.format, overlay=self.overlay)
         picture = replace(drawing.picture, scale=self.scale, columns=self.columns, raw=self.raw)
         return replace(drawing, picture=picture)
-
-
-@dataclass(frozen=True)
-class GradnormFlags:
-    """What `gradnorm` adds."""
-
-    loss: Annotated[
-        str, typer.Option(metavar="|".join((*LOSSES, "file.py:callable")), help="A mean over the pictures.")
-    ] = "cross_entropy"
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", "-t", metavar="ID|LABEL", help="True class; else folders, else the prediction."
-        ),
-    ] = None
-    max_norm: Annotated[
-        float | None, typer.Option(metavar="X", help="Fail (exit 1) when the total norm is above X.")
-    ] = None
-
-    @property
-    def baseline(self) -> None:
-        """Nothing is compared with."""
-
-    def task(self, shared: Shared) -> Task:
-        """The task of these flags."""
-        from hookscope.tasks.gradnorm import GradnormOptions, GradnormTask, check_max_norm
-
-        check_max_norm(self.max_norm)
-        options = GradnormOptions(
-            layer=tuple(shared.layers.layer) or ("**",),
-            exclude=tuple(shared.layers.exclude),
-            loss=_loaded(self.loss) if ":" in self.loss else self.loss,
-            loss_name=self.loss,
-            target=self.target,
-            max_norm=self.max_norm,
-        )
-        return GradnormTask(options)
-
-    def drawing(self) -> Drawing:
-        """Nothing is drawn on pictures."""
-        from hookscope.job import Drawing
-
-        return Drawing()
-
-
-def _loaded(spec: str) -> LossFunction:
-    from hookscope.models.user import resolved
-
-    with resolved(spec) as found:
-        if not callable(found):
-            raise UsageError(
-                f"the loss {spec!r} is no callable", "it takes the model's output and the targets"
-            )
-        return found  # type: ignore[no-any-return]

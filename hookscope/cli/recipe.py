@@ -45,6 +45,14 @@ class _ProbeInRun:
     def baseline(self) -> str | None:
         return getattr(self.flags, "baseline", None)
 
+    @property
+    def data(self) -> str | None:
+        return getattr(self.flags, "data", None)
+
+    @property
+    def batches(self) -> int | None:
+        return getattr(self.flags, "batches", None)
+
     def task(self, shared: Shared) -> Any:
         return self.flags.task(replace(shared, layers=self.layers))
 

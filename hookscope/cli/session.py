@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookscope.cli import talk
+from hookscope.cli import ci, talk
 from hookscope.cli.collecting import uncollected
 from hookscope.cli.flags import (
     LayerFlags,
@@ -25,19 +25,27 @@ from hookscope.wording import counted, listed
 
 if TYPE_CHECKING:
     from hookscope.images import Found
-    from hookscope.job import Drawing, Job, Report
+    from hookscope.job import Data, Drawing, Job, Report
     from hookscope.models import LoadedModel
+    from hookscope.output.manifest import Manifest
     from hookscope.tasks import Task
 
 
 class ProbeFlags(Protocol):
     """A command's own flags: they know what task they mean and how its pictures are drawn.
 
-    `baseline`: an earlier run's output that is compared with.
+    `baseline`: an earlier run's output that is compared with, or replaced. `data`: batches instead of pictures, at
+    most `batches` of them.
     """
 
     @property
     def baseline(self) -> str | None: ...
+
+    @property
+    def data(self) -> str | None: ...
+
+    @property
+    def batches(self) -> int | None: ...
 
     def task(self, shared: Shared) -> Task:
         """The task."""
@@ -122,12 +130,13 @@ def _job(
     probes: dict[str, ProbeFlags],
     bar: talk.ProgressBar,
 ) -> Job:
-    from hookscope.checks.baseline import Baseline
     from hookscope.job import Job
     from hookscope.output.directory import OutputDir
 
     tasks = [flags.task(shared) for flags in probes.values()]
-    found_of = _finder(spec, images or (), shared.pictures)
+    _check_together(tasks)
+    data, most = _data(probes, images or (), shared.pictures)
+    found_of = _finder(spec, images or (), shared.pictures) if data is None else _no_pictures
     out = shared.output.out
     if out == "":
         raise UsageError("--out '' names no directory", "an unset variable? . is the current directory")
@@ -137,8 +146,7 @@ def _job(
     )
     directory.check()
     for flags in probes.values():
-        if flags.baseline is not None:
-            Baseline.read(flags.baseline).check_apart(place)
+        _check_apart(flags.baseline, place)
     loaded = load(spec, shared.model, shared.preprocess, shared.run.seed, bar)
     return Job(
         command=command,
@@ -148,11 +156,54 @@ def _job(
         out=directory,
         drawing={name: flags.drawing() for name, flags in probes.items()},
         options=_resolved(spec, images, shared, probes),
+        data=data,
+        batches=most,
         batch_size=shared.run.batch_size,
         workers=shared.run.workers,
         progress=bar.update,
         tell=(lambda line: None) if shared.talk.quiet else partial(talk.complain, "note"),
     )
+
+
+def _check_together(tasks: Sequence[Task]) -> None:
+    """Raises a `UsageError` where one task wants another mode than the rest: there is one forward pass."""
+    if len(tasks) > 1 and any(task.train_seed is not None for task in tasks):
+        raise UsageError("--train-mode is for gradnorm alone", "run it by itself")
+
+
+def _check_apart(baseline: str | None, out: Path) -> None:
+    """Raises a `UsageError` where the run would write over what it compares with."""
+    if baseline is None:
+        return
+    path, root = Path(baseline).resolve(), out.resolve()
+    if path == root or root in path.parents:
+        raise UsageError(
+            f"the baseline {baseline!r} is where this run writes", "choose another directory with -o"
+        )
+
+
+def _data(
+    probes: dict[str, ProbeFlags], images: Sequence[str], flags: PictureFlags
+) -> tuple[Data | None, int | None]:
+    """The user's own batches, where a probe asks for them, and how many batches there are to be at most."""
+    from hookscope.models.data import batches_of
+
+    limits = [probe.batches for probe in probes.values() if probe.batches is not None]
+    most = min(limits, default=None)
+    specs = [probe.data for probe in probes.values() if probe.data is not None]
+    if not specs:
+        return None, most
+    if len(probes) > 1:
+        raise UsageError("--data is for one command alone", "run it by itself")
+    if images or flags.dataset is not None:
+        raise UsageError("both pictures and --data are given", "give one of them")
+    return (lambda: batches_of(specs[0], limit=most)), most
+
+
+def _no_pictures(loaded: LoadedModel) -> Found:
+    from hookscope.images import Found
+
+    return Found((), ())
 
 
 def _report(job: Job, *, dry_run: bool) -> Report:
@@ -191,11 +242,20 @@ def _tell(report: Report, job: Job, flags: TalkFlags) -> None:
         if record["status"] == "error":
             talk.complain("error", record["error"])
     for finding in manifest.findings:
-        talk.complain("error", finding.message)  # type: ignore[attr-defined]
+        _tell_finding(finding, quiet=flags.quiet)
+    for gate in report.gates:
+        ci.tell(gate, report.summaries, results_on_stdout=flags.as_json)
     if flags.as_json:
         talk.say_json(manifest)
     elif not flags.quiet:
         _tell_results(report, job, flags)
+
+
+def _tell_finding(finding: Any, *, quiet: bool) -> None:
+    if finding.severity == "error":
+        talk.complain("error", finding.message, finding.advice)
+    elif not quiet:
+        talk.complain("warning", finding.message, finding.advice)
 
 
 def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
@@ -217,9 +277,42 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
             talk.say(str(job.out.path / record["path"]))
     _tell_odd(manifest.artifacts)
     if not flags.verbose and manifest.artifacts:
-        first = min(manifest.artifacts, key=lambda record: record["part"] != "overlay")
-        talk.say(f"for instance {job.out.path / first['path']}")
+        talk.say(f"for instance {job.out.path / _first(manifest)['path']}")
     talk.say(f"{counted(len(manifest.artifacts), 'file')} in {job.out.path}")
+
+
+def _first(manifest: Manifest) -> Mapping[str, Any]:
+    """The first overlay in the order in which maps are made, the first file where there is none."""
+    overlays = [record for record in manifest.artifacts if record["part"] == "overlay"]
+    pictures = [record["path"] for record in manifest.images]
+    layers = [record["layer"] for record in manifest.layers]
+
+    own = manifest.options.get("gradcam", manifest.options)
+
+    def order(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        target = _asked_at(record.get("asked", ""), own.get("target", ()))
+        place = (
+            _place(record["layer"], layers),
+            record["call"],
+            _place(record["method"], own.get("method", ())),
+        )
+        return pictures.index(record["image"]), target, place
+
+    return min(overlays, key=order, default=manifest.artifacts[0])
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    return names.index(name) if name in names else len(names)
+
+
+def _asked_at(asked: str, targets: Sequence[str]) -> tuple[int, int]:
+    """Where a target stands among those asked for: which of them, and of `top:K` which."""
+    for place, text in enumerate(targets if asked else ()):
+        if text == asked:
+            return place, 0
+        if text.startswith("top:") and asked.startswith("top") and asked[3:].isdecimal():
+            return place, int(asked[3:])
+    return -1, 0
 
 
 def _tell_odd(artifacts: Sequence[Any]) -> None:

@@ -30,6 +30,11 @@ def say(line: str) -> None:
     _put(sys.stdout, _printable(line) + "\n")
 
 
+def put_line(stream: TextIO, line: str) -> None:
+    """A line for a machine that reads the log, as it is."""
+    _put(stream, line + "\n")
+
+
 def say_json(obj: Any) -> None:
     """An object as JSON, on stdout."""
     from hookscope.output.manifest import encoded, to_json

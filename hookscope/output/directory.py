@@ -255,3 +255,29 @@ def _own_version() -> str:
         return version("hookscope")
     except PackageNotFoundError:
         return "unknown"
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """The file outside an output directory holds these bytes, whole or as before.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def append_text(path: Path, text: str) -> None:
+    """The text stands at the end of the file.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with _explained(path), open(path, "ab") as file:
+        file.write(text.encode("utf-8", "backslashreplace"))

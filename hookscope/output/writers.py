@@ -88,11 +88,11 @@ def write_summary(out: OutputDir, pages: Sequence[Table], *, name: str) -> Recor
     return out.write(path, encoded(text), kind=pages[0].kind, part="summary", format="md", status="ok")
 
 
-def write_document(out: OutputDir, name: str, data: bytes, *, kind: str) -> Record:
+def write_document(out: OutputDir, name: str, data: bytes, *, kind: str, part: str = "plot") -> Record:
     """The record of a file that was encoded elsewhere, such as a plot."""
     stem, _, ending = name.rpartition(".")
     (path,) = out.reserve(stem, [f".{ending}"])
-    return out.write(path, data, kind=kind, part="plot", format=ending, status="ok")
+    return out.write(path, data, kind=kind, part=part, format=ending, status="ok")
 
 
 def _plan_tiles(tiles: Tiles, place: Place, options: PictureOptions) -> _Plan:

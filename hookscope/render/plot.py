@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 _MOST_TICKS = 60
@@ -18,11 +19,25 @@ _MOST_LETTERS = 30
 
 @dataclass(frozen=True)
 class Series:
-    """One line of the plot: a value for each layer, in execution order."""
+    """One line of the plot: a value for each layer, in execution order.
+
+    `ranges`: the least and the most of what each value stands for, drawn as bars instead of a line. Not `joined`:
+    points alone, of what is too unlike for a line.
+    """
 
     name: str
     layers: tuple[str, ...]
     values: tuple[float, ...]
+    ranges: tuple[tuple[float, float], ...] = ()
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes: what its values are, and the series in it."""
+
+    ylabel: str
+    series: Sequence[Series]
 
 
 def depth(series: Sequence[Series], *, title: str, ylabel: str, log: bool = True) -> bytes:
@@ -31,26 +46,46 @@ def depth(series: Sequence[Series], *, title: str, ylabel: str, log: bool = True
     On a log axis zeros are marked at its foot; with a negative or no positive value it is linear. What is
     not finite is a cross at its top. A layer's place is that of its first mention in the series.
     """
+    return stacked([Panel(ylabel, series)], title=title, log=log)
+
+
+def stacked(panels: Sequence[Panel], *, title: str, order: Sequence[str] = (), log: bool = True) -> bytes:
+    """A PNG of panels one below the other, as of `depth`, which share the layers along x.
+
+    `order`: layers in execution order, where the series, each of another kind of layer, do not tell.
+    """
     # The user's own matplotlibrc must not change the picture, nor a letter that the font lacks end the run.
     import matplotlib
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    layers = list(dict.fromkeys(layer for line in series for layer in line.layers))
-    values = [value for line in series for value in line.values]
-    log = log and not any(value < 0 for value in values) and any(0 < value < math.inf for value in values)
+    layers = _in_order(panels, order)
     with warnings.catch_warnings(), matplotlib.rc_context(), style.context("default"):
         warnings.simplefilter("ignore")
-        figure = Figure(
-            figsize=(min(max(6.4, 2 + 0.2 * len(layers)), 16), 4.8), dpi=100, layout="constrained"
-        )
+        size = (min(max(6.4, 2 + 0.2 * len(layers)), 16), 4.8 + 3.0 * (len(panels) - 1))
+        figure = Figure(figsize=size, dpi=100, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        for index, line in enumerate(series):
-            _draw_line(axes, line, layers, f"C{index % 10}", log)
-        _dress(axes, layers, title, ylabel, log)
+        rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+        for axes, panel in zip(rows, panels, strict=True):
+            _draw_panel(axes, panel, layers, log)
+        _name_layers(rows[-1], layers)
+        rows[0].set_title(_plain(title), fontsize=11, loc="left", parse_math=False)
         return _encoded(figure)
+
+
+def _in_order(panels: Sequence[Panel], order: Sequence[str]) -> list[str]:
+    """Every layer that a series has, once: those of `order` first."""
+    mentioned = dict.fromkeys(layer for panel in panels for line in panel.series for layer in line.layers)
+    return list(dict.fromkeys([*(layer for layer in order if layer in mentioned), *mentioned]))
+
+
+def _draw_panel(axes: Any, panel: Panel, layers: list[str], log: bool) -> None:
+    values = [value for line in panel.series for value in (*line.values, *chain(*line.ranges))]
+    log = log and not any(value < 0 for value in values) and any(0 < value < math.inf for value in values)
+    for index, line in enumerate(panel.series):
+        _draw_line(axes, line, layers, f"C{index % 10}", log)
+    _dress(axes, panel.ylabel, log)
 
 
 def _draw_line(axes: Any, line: Series, layers: list[str], colour: str, log: bool) -> None:
@@ -64,13 +99,27 @@ def _draw_line(axes: Any, line: Series, layers: list[str], colour: str, log: boo
         color=colour,
         marker="o",
         markersize=3,
+        linestyle="solid" if line.joined and not line.ranges else "none",
         linewidth=1.2,
         label=_plain(line.name),
     )
+    _draw_ranges(axes, [x for x, _ in points], line, colour, log)
     zeros = [x for x, y in points if log and y == 0]
     broken = [x for x, y in points if not math.isfinite(y)]
     _mark(axes, zeros, 0.015, "v", colour, f"{line.name}: zero")
     _mark(axes, broken, 0.985, "X", "crimson", f"{line.name}: not finite")
+
+
+def _draw_ranges(axes: Any, xs: list[int], line: Series, colour: str, log: bool) -> None:
+    """A bar from the least to the most; on a log axis from its foot where the least is zero."""
+    spans = [(x, low, high) for x, (low, high) in zip(xs, line.ranges, strict=False)]
+    drawn = [(x, low, high) for x, low, high in spans if math.isfinite(low) and math.isfinite(high)]
+    least = min((value for _, *span in drawn for value in span if value > 0), default=0.0)
+    drawn = [(x, max(low, least) if log else low, high) for x, low, high in drawn if high > 0 or not log]
+    if drawn:
+        places, lows, highs = zip(*drawn, strict=True)
+        label = "minimum to maximum"
+        axes.vlines(places, lows, highs, color=colour, alpha=0.35, linewidth=4, label=label)
 
 
 def _mark(axes: Any, xs: list[int], height: float, marker: str, colour: str, label: str) -> None:
@@ -83,20 +132,22 @@ def _mark(axes: Any, xs: list[int], height: float, marker: str, colour: str, lab
         )
 
 
-def _dress(axes: Any, layers: list[str], title: str, ylabel: str, log: bool) -> None:
+def _dress(axes: Any, ylabel: str, log: bool) -> None:
     if log:
         axes.set_yscale("log")
-    step = max(1, math.ceil(len(layers) / _MOST_TICKS))
-    names = [_plain(_shortened(name)) for name in layers[::step]]
-    axes.set_xticks(range(0, len(layers), step), names, rotation=90, fontsize=7, parse_math=False)
-    axes.set_title(_plain(title), fontsize=11, loc="left", parse_math=False)
     axes.set_ylabel(_plain(ylabel))
     axes.margins(x=0.02)
     axes.grid(visible=True, which="major", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(axes.get_lines()) > 1:
+    if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(fontsize=8, frameon=False)
+
+
+def _name_layers(axes: Any, layers: list[str]) -> None:
+    step = max(1, math.ceil(len(layers) / _MOST_TICKS))
+    names = [_plain(_shortened(name)) for name in layers[::step]]
+    axes.set_xticks(range(0, len(layers), step), names, rotation=90, fontsize=7, parse_math=False)
 
 
 def _plain(words: str) -> str:

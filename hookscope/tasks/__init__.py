@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookscope.checks.findings import Finding
+from hookscope.checks.findings import Case, Finding, Source, failing
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from hookscope.artifacts import Heat, Pair, Sheet, Table, Tiles
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
     from hookscope.runner import Objective, Pass, Runner
+    from hookscope.userdata import DataBatch
 
 
 @dataclass
@@ -50,11 +53,31 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """What a gate looked at and found, for whoever tells it on: `fail_on` says which findings fail the run.
+
+    `sources`: where layers' classes are written.
+    """
+
+    title: str
+    findings: tuple[Finding, ...]
+    cases: tuple[Case, ...] = ()
+    fail_on: tuple[str, ...] = ("error",)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run fails."""
+        return bool(failing(self.findings, self.fail_on))
+
+
+@dataclass(frozen=True)
 class Conclusion:
     """What a task has to say after the last batch.
 
     `summary`: its tables for people, on one page. `pairs`: maps beside those of an earlier run, with their pictures'
-    paths.
+    paths. `findings` fail the run, and so do those of the `gate` that it says. `updates`: files to replace outside
+    the output directory.
     """
 
     tables: tuple[Table, ...] = ()
@@ -65,12 +88,16 @@ class Conclusion:
     warnings: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     pairs: tuple[tuple[str, Pair], ...] = ()
+    gate: Gate | None = None
+    updates: Mapping[Path, bytes] = field(default_factory=dict)
 
 
 class Task(Protocol):
     """One command's part in a run."""
 
     name: str
+    train_seed: int | None
+    """Runs the model in train mode, with what is random from this seed."""
 
     def select(self, subject: Subject) -> Selection | None:
         """The layers that the patterns choose, before anything is run; `None`: decided by `choose`.
@@ -82,8 +109,8 @@ class Task(Protocol):
     def choose(self, subject: Subject, x: Tensor, batch: Batch) -> Selection:
         """The layers to attach to, after one look at what the first picture, `x` (1, C, H, W), gave."""
 
-    def probe(self) -> Probe:
-        """The probe, once the layers are chosen."""
+    def probes(self) -> Sequence[Probe]:
+        """The probes, once the layers are chosen."""
 
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
         """What to differentiate for this batch, given the model's output; asked for even where nothing is."""
@@ -93,3 +120,15 @@ class Task(Protocol):
 
     def conclude(self) -> Conclusion:
         """What is left to say when all batches are done."""
+
+
+class DataTask(Task, Protocol):
+    """A task that can measure batches which are no pictures."""
+
+    def measure(
+        self, subject: Subject, batches: Iterable[DataBatch], dtype: torch.dtype, told: Callable[[int], None]
+    ) -> Selection:
+        """Measure all batches; returns the layers that were.
+
+        `dtype`: of the model's input. `told`: hears how many batches are done.
+        """

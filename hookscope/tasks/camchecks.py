@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SCORE_COLUMNS = ("deletion_auc", "insertion_auc", "average_drop", "increase_in_confidence")
 _MAP_COLUMNS = ("image", "layer", "call", "output", "method", "target", "label")
 _STAGES = 4
+_NONE_COMPARED = "no map could be compared with that of random weights"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,18 @@ class CamChecks:
             self._comparison = MapComparison(
                 self._baseline, min_iou=options.min_iou, min_corr=options.min_corr
             )
+
+    @property
+    def scored(self) -> bool:
+        """Whether the scores that the maps explain are asked for again."""
+        return self._options.score
+
+    def passes(self) -> Iterator[str]:
+        """In words, which forward passes the checks make."""
+        if self._options.score:
+            yield f"score: {2 * self._options.score_steps + 2:,} forward passes a map"
+        if self._options.sanity:
+            yield f"sanity: every map up to {_STAGES} times more, of random weights"
 
     def checked(
         self,
@@ -177,10 +190,7 @@ class CamChecks:
         defined = [alike for _, _, alike in self._correlations if math.isfinite(alike)]
         limit = self._options.sanity_max
         if limit is not None and not defined:
-            raise NothingMeasured(
-                "no map could be compared with that of random weights",
-                "all of them, or all of the random ones, are blank",
-            )
+            raise NothingMeasured(_NONE_COMPARED, self._why_none())
         table = Table(
             kind="sanity",
             title="Rank correlation with the maps of the same model with random weights",
@@ -194,7 +204,13 @@ class CamChecks:
             if limit is not None and alike > limit
         )
         lines = (f"with random weights, rank correlation at most {max(defined):.2f}",) if defined else ()
-        return Conclusion(tables=(table,), findings=findings, lines=lines)
+        warnings = () if defined else (f"{_NONE_COMPARED}: {self._why_none()}",)
+        return Conclusion(tables=(table,), findings=findings, lines=lines, warnings=warnings)
+
+    def _why_none(self) -> str:
+        if not self._sanity:
+            return "the model has no weights"
+        return "all of them, or all of the random ones, are uniform or undefined"
 
 
 def _check_options(options: CheckOptions) -> None:

@@ -38,6 +38,7 @@ class FeatureMapsTask:
     """Copies channels as they pass."""
 
     name = "featuremaps"
+    train_seed: int | None = None
 
     def __init__(self, options: FeatureMapsOptions) -> None:
         self._options = options
@@ -59,8 +60,8 @@ class FeatureMapsTask:
         )
         return self._selection
 
-    def probe(self) -> Probe:
-        return self._made()
+    def probes(self) -> Sequence[Probe]:
+        return [self._made()]
 
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
         return ()

@@ -69,6 +69,7 @@ class GradcamTask:
     """Explains what a model answers by its layers."""
 
     name = "gradcam"
+    train_seed: int | None = None
 
     def __init__(self, options: GradcamOptions) -> None:
         self._options = options
@@ -131,8 +132,8 @@ class GradcamTask:
         self._announce(subject)
         return chosen
 
-    def probe(self) -> Probe:
-        return self._made().probe
+    def probes(self) -> Sequence[Probe]:
+        return [self._made().probe]
 
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
         assert self._first is not None, "choose() comes first"
