@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hookscope.artifacts import Table
-from hookscope.errors import ExitCode
+from hookscope.errors import ExitCode, HookscopeError
 from hookscope.images import Found, decode
 from hookscope.models import LoadedModel
 from hookscope.output.directory import OutputDir
@@ -58,13 +58,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Report:
-    """How a run ended: the manifest as it was written, the exit code, lines for a person, the gates and the tables."""
+    """How a run ended: the manifest as it was written, the exit code, and what there is to tell.
+
+    `lines`: for a person. `gates`: for a CI service, with the tables of `summaries`. `errors`: what could not be done,
+    though the rest was; the manifest's warnings say it too.
+    """
 
     manifest: Manifest
     exit_code: ExitCode
     lines: tuple[str, ...] = ()
     gates: tuple[Gate, ...] = ()
     summaries: tuple[Table, ...] = ()
+    errors: tuple[HookscopeError, ...] = ()
 
 
 def subject_of(job: Job) -> Subject:

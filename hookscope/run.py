@@ -212,8 +212,8 @@ class _Run:
         try:
             conclusion = task.conclude()
         except NothingMeasured as error:
-            self.codes.append(error.exit_code)
-            return Conclusion(warnings=(f"{task.name}: {error}",))
+            conclusion = Conclusion(errors=(error,))
+        self.codes += [error.exit_code for error in conclusion.errors]
         self.filing.conclude(task, conclusion)
         return conclusion
 
@@ -223,6 +223,7 @@ class _Run:
         if findings or any(gate.failed for gate in gates):
             self.codes.append(ExitCode.CHECK_FAILED)
         findings += [finding for gate in gates for finding in gate.findings]
+        errors = tuple(error for conclusion in conclusions for error in conclusion.errors)
         manifest = manifest_of(
             self.job,
             patterns=self.patterns,
@@ -232,13 +233,22 @@ class _Run:
             ],
             layers=self._layer_records(conclusions),
             findings=findings,
-            warnings=[*self.warnings, *(said for conclusion in conclusions for said in conclusion.warnings)],
+            warnings=[
+                *self.warnings,
+                *(said for conclusion in conclusions for said in conclusion.warnings),
+                *map(str, errors),
+            ],
         )
         self.job.out.finish(manifest)
         lines = tuple(line for conclusion in conclusions for line in conclusion.lines)
         summaries = tuple(page for conclusion in conclusions for page in conclusion.summary)
         return Report(
-            replace(manifest, artifacts=self.job.out.records), worst(self.codes), lines, gates, summaries
+            replace(manifest, artifacts=self.job.out.records),
+            worst(self.codes),
+            lines,
+            gates,
+            summaries,
+            errors,
         )
 
     def _layer_records(self, conclusions: Sequence[Conclusion]) -> list[dict[str, Any]]:

@@ -89,6 +89,8 @@ def scores_for(question: Question, output: Any, asked: Asked) -> list[Score]:
         kind = answer_of(output, question.key)
         if question.contrast and kind not in (Answer.CLASSES, Answer.DENSE):
             raise UsageError(f"--contrast needs class scores, and the model returns {kind}", "leave it out")
+        if question.point is not None and kind is not Answer.DENSE:
+            raise UsageError(f"--point is of a segmentation, and the model returns {kind}", "leave it out")
         scores += _MAKERS[kind](question, wanted, output, asked)
     embedding = (
         embedding_of(output, question.key) if question.like or len(wanted) < len(question.specs) else None

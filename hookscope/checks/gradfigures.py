@@ -3,7 +3,7 @@
 Bytes out: it writes and reads no file.
 
 Figures keep four significant digits. Runs repeated on one machine gave the same bits; with one thread or two, and
-channels last or not, a figure of the bundled model and of nine torchvision models in eval mode differed by 2.4e-4 at
+channels last or not, a figure of the bundled model and of eight torchvision models in eval mode differed by 2.4e-4 at
 most (its middle by 2e-7), the total by 5e-6. In train mode with two pictures, where batch normalisation magnifies
 rounding, it was 1e-2, but for gradients that are zero in exact arithmetic: those are pure noise, up to 1e-7 of the
 total norm. So the relative tolerance is 0.01, and a difference below 1e-6 of the baseline's total never counts.

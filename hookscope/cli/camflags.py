@@ -164,7 +164,7 @@ class GradcamFlags:
     ] = False
     sanity_max: Annotated[
         float | None,
-        typer.Option(metavar="R", rich_help_panel=_CHECKS, help="Fail (exit 1) when they correlate above R."),
+        typer.Option(metavar="R", rich_help_panel=_CHECKS, help="Fail (exit 1) when a rank correlation is above R."),
     ] = None
     baseline: Annotated[
         str | None,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hookscope.checks.findings import SEVERITIES
 from hookscope.checks.gradrules import LIMITS, RULES
+from hookscope.checks.rules import assignments
 from hookscope.cli.drawing import Alpha, Cmap, Format, View, drawing_of
 from hookscope.errors import UsageError
 from hookscope.losses import LOSSES, LossFunction
@@ -135,15 +137,17 @@ class GradnormFlags:
         limits = {"max-norm": self.max_norm, "min-norm": self.min_norm}
         gate = GateOptions(
             fail_on=self.fail_on,
-            severity=table_of("--severity", self.severity),
+            severity=assignments(self.severity, "--severity"),
             limits={
-                **table_of("--limits", self.limits, number=True),
+                **assignments(self.limits, "--limits"),
                 **{name: value for name, value in limits.items() if value is not None},
             },
             baseline=self.baseline,
             update_baseline=self.update_baseline,
             precision=shared.model.precision,
             layers=", ".join(shared.layers.layer) or "**",
+            # GitHub wants paths from the repository's root, wherever in it the step runs.
+            root=Path(os.environ.get("GITHUB_WORKSPACE") or "."),
         )
         options = GradnormOptions(
             layer=tuple(shared.layers.layer),
@@ -163,32 +167,6 @@ class GradnormFlags:
         """How the maps are drawn."""
         drawing = drawing_of(self.cmap, self.alpha, self.view, self.format, overlay=self.maps)
         return replace(drawing, overlay=self.maps)
-
-
-def table_of(flag: str, texts: Sequence[str], *, number: bool = False) -> dict[str, Any]:
-    """`NAME=VALUE` and `GLOB:NAME=VALUE` as the table that a configuration would hold.
-
-    Raises:
-        UsageError: a text is neither, or its value is to be a number and is none.
-    """
-    table: dict[str, Any] = {}
-    for text in texts:
-        where, equals, value = text.rpartition("=")
-        glob, _, name = where.rpartition(":")
-        if not equals or not name:
-            raise UsageError(
-                f"{flag} {text!r} is not understood", "NAME=VALUE, or GLOB:NAME=VALUE for some layers"
-            )
-        inner = table.setdefault(glob, {}) if glob else table
-        inner[name] = _number(flag, text, value) if number else value
-    return table
-
-
-def _number(flag: str, text: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise UsageError(f"{flag} {text!r}: {value!r} is not a number", "such as vanishing=1e-9") from None
 
 
 def _loaded(spec: str) -> LossFunction:

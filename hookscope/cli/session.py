@@ -236,8 +236,12 @@ def _resolved(
 
 def _tell(report: Report, job: Job, flags: TalkFlags) -> None:
     manifest = report.manifest
+    errors = set(map(str, report.errors))
     for warning in () if flags.quiet else manifest.warnings:
-        talk.complain("warning", warning)
+        if warning not in errors:
+            talk.complain("warning", warning)
+    for error in report.errors:
+        talk.complain("error", error.message, error.hint)
     for record in manifest.images:
         if record["status"] == "error":
             talk.complain("error", record["error"])

@@ -196,4 +196,4 @@ def _ends(cell: Cell, cells: Sequence[Cell]) -> tuple[str, str]:
         return (f"-{number}" if cell.heat.signed else "0"), number
     size = "greatest magnitude" if cell.heat.signed else "maximum"
     end = f"each map's own {size}" if shared == {None} else "the scale's end, under each map"
-    return "minus the same" if cell.heat.signed else "0", end
+    return "against" if cell.heat.signed else "0", f"for: {end}" if cell.heat.signed else end

@@ -7,11 +7,12 @@ runner's, the files are the writers'.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookscope.checks.findings import Case, Finding, Source, failing
+from hookscope.errors import HookscopeError
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Conclusion:
 
     `summary`: its tables for people, on one page. `pairs`: maps beside those of an earlier run, with their pictures'
     paths. `findings` fail the run, and so do those of the `gate` that it says. `updates`: files to replace outside
-    the output directory.
+    the output directory. `errors`: what could not be done, though the rest was; each with its exit code.
     """
 
     tables: tuple[Table, ...] = ()
@@ -90,6 +91,19 @@ class Conclusion:
     pairs: tuple[tuple[str, Pair], ...] = ()
     gate: Gate | None = None
     updates: Mapping[Path, bytes] = field(default_factory=dict)
+    errors: tuple[HookscopeError, ...] = ()
+
+    def and_also(self, other: Conclusion) -> Conclusion:
+        """This one with the other's tables, findings, warnings, lines, pairs and errors after its own."""
+        return replace(
+            self,
+            tables=(*self.tables, *other.tables),
+            findings=(*self.findings, *other.findings),
+            warnings=(*self.warnings, *other.warnings),
+            lines=(*self.lines, *other.lines),
+            pairs=(*self.pairs, *other.pairs),
+            errors=(*self.errors, *other.errors),
+        )
 
 
 class Task(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from hookscope.artifacts import Heat, Sheet
@@ -17,12 +18,13 @@ from hookscope.cam.questions import Asked, Question, scores_for
 from hookscope.cam.rounds import Passes
 from hookscope.cam.scores import objective
 from hookscope.cam.targets import check_count, parse_targets
-from hookscope.errors import NothingMeasured, UsageError
+from hookscope.errors import ImageError, NothingMeasured, UsageError
 from hookscope.layers import ROOT, OutputInfo, Selection, Site, select
 from hookscope.layouts import with_grid
 from hookscope.runner import running
 from hookscope.tasks import Conclusion, Subject
 from hookscope.tasks.camchecks import CamChecks, CheckOptions
+from hookscope.tasks.cammaps import BatchMaps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,7 +151,7 @@ class GradcamTask:
         heats = [_heat(one, (1.0, 1.0) if one.site.layer == "input" else covers) for one in made]
         assert self._subject is not None, "choose() comes first"
         images = [item.ref.path for item in batch.items]
-        heats = self._checks.checked(heats, made, explainer, runner, x, self._subject, images)
+        heats = self._checks.checked(BatchMaps(heats, made, explainer, runner, x, self._subject, images))
         for heat in heats:
             self._statuses.setdefault(heat.site, set()).add(str(heat.status))
             if heat.target is not None and heat.target.missing:
@@ -302,12 +304,16 @@ class GradcamTask:
 
 
 def _reference(subject: Subject, question: Question, options: GradcamOptions) -> tuple[Tensor, str]:
-    """The embedding of the picture that others are to be similar to, and its name."""
+    """The embedding of the picture that others are to be similar to, and its name, without the folder it lies in."""
     path = options.similar_to or ""
     assert subject.picture is not None, "a run can read pictures"
+    try:
+        picture = subject.picture(path)
+    except ImageError as error:
+        raise UsageError(f"--similar-to: {error.message}", "give a picture that can be read") from error
     with running(subject.model, [], Selection(())) as runner:
-        output = runner.outputs(subject.picture(path))
-    return embedding_of(output, question.key)[0], path
+        output = runner.outputs(picture)
+    return embedding_of(output, question.key)[0], PurePath(path).name
 
 
 def _distinct(made: Iterable[Made]) -> Iterator[Made]:

@@ -16,6 +16,7 @@ from hookscope.checks.gradients import check_measured, default_settings, places_
 from hookscope.checks.gradrows import places
 from hookscope.checks.gradrules import RULES
 from hookscope.checks.rules import Settings
+from hookscope.checks.rules import findings as found
 from hookscope.checks.sources import sources_of
 from hookscope.errors import UsageError
 from hookscope.records import versions
@@ -33,7 +34,10 @@ JUNIT, SARIF = "gradnorm.junit.xml", "gradnorm.sarif"
 
 @dataclass(frozen=True)
 class GateOptions:
-    """The flags that decide what fails. `severity`, `limits`: tables as a configuration has them."""
+    """The flags that decide what fails.
+
+    `severity`, `limits`: tables as a configuration has them. `root`: what files of layers' classes are relative to.
+    """
 
     fail_on: str = "error"
     severity: Mapping[str, Any] = field(default_factory=dict)
@@ -42,6 +46,7 @@ class GateOptions:
     update_baseline: bool = False
     precision: str = "fp32"
     layers: str = "**"
+    root: Path = field(default_factory=Path.cwd)
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,8 @@ class GradGate:
         if old is not None:
             old.check_comparable(measured)
         cases = run_rules(report, self._settings, old)
-        findings = tuple(case.finding for case in cases if case.finding is not None)
-        sources = sources_of(subject.model, Path.cwd())
+        findings = found(cases)
+        sources = sources_of(subject.model, self._options.root)
         updates = {}
         if options.update_baseline and options.baseline is not None:
             kept = updated(self._old, new, self._settings, places(report))
