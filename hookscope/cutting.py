@@ -95,7 +95,9 @@ class _Start(torch.autograd.Function):
 
 
 class Reads(TorchFunctionMode):
-    """Which tensors were read, by a function that made another tensor of them, at their present version.
+    """Which tensors were read, by a function of torch that did not return the very tensor, at their present version.
+
+    What scripted functions, `torch.func` and other threads read passes by unseen.
 
     `paused` while probes look: what they read is not the model's doing.
     """
@@ -107,17 +109,18 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not self.paused and isinstance(result, (Tensor, tuple, list)):
+        # `b[:] = y` gives nothing, and has read y.
+        if not self.paused and (isinstance(result, (Tensor, tuple, list)) or func is Tensor.__setitem__):
             for tensor in _among((*args, *(kwargs or {}).values())):
                 if tensor is not result and not isinstance(tensor, nn.Parameter):
-                    self._seen[id(tensor)] = weakref.ref(tensor), _version(tensor)
+                    self._seen[id(tensor)] = weakref.ref(tensor), version_of(tensor)
         return result
 
     def saw(self, tensor: Tensor) -> bool:
         """Whether the tensor was read since it was last written to."""
         reference, version = self._seen.get(id(tensor), (None, -1))
         # An identity may have been given to another tensor since.
-        return reference is not None and reference() is tensor and version == _version(tensor)
+        return reference is not None and reference() is tensor and version == version_of(tensor)
 
     def clear(self) -> None:
         """Forget all reads."""
@@ -132,5 +135,6 @@ def _among(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from (item for item in value if isinstance(item, Tensor))
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor was written to; 0 where that is not counted, as in inference mode."""
     return 0 if tensor.is_inference() else tensor._version

@@ -177,8 +177,11 @@ def owned_memory(model: nn.Module) -> frozenset[int]:
 
 
 def storage(tensor: Tensor) -> int:
-    """Where a tensor's memory begins."""
-    return tensor.untyped_storage().data_ptr()
+    """Where a tensor's memory begins; of one without memory, as inside `torch.func`, a number of its own."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return -id(tensor)
 
 
 def storages(value: Any) -> frozenset[int]:

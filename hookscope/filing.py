@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hookscope.artifacts import Heat, Sheet
+from hookscope.artifacts import Heat, Sheet, Table
 from hookscope.background import Background
+from hookscope.checks.formats.pages import findings_table
 from hookscope.images import ImageRef
 from hookscope.job import Job
 from hookscope.loading import Item, batches, default_workers
@@ -71,7 +72,9 @@ class Filing:
         for table in conclusion.tables:
             write_table(out, table, name=f"{prefix}{table.kind}", formats=("csv", "json"))
         if conclusion.summary:
-            write_summary(out, conclusion.summary, name=f"{prefix}{task.name}")
+            write_summary(
+                out, (*_verdict(task, conclusion), *conclusion.summary), name=f"{prefix}{task.name}"
+            )
         for name, data in conclusion.documents.items():
             part = "plot" if name.endswith(".png") else "report"
             write_document(out, f"{prefix}{name}", data, kind=task.name, part=part)
@@ -94,3 +97,9 @@ class Filing:
         workers = default_workers() if job.workers is None else job.workers
         found = batches(refs, job.loaded.preprocess, size=job.batch_size, workers=workers, keep_pictures=True)
         return (item for batch in found for item in batch.items)
+
+
+def _verdict(task: Task, conclusion: Conclusion) -> list[Table]:
+    """What a gate found, for the page of the task's tables."""
+    found = conclusion.gate.findings if conclusion.gate is not None else ()
+    return [findings_table(found, task.name)] if found else []

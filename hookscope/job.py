@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from hookscope.artifacts import Table
+from hookscope.checks.findings import Finding, failing
 from hookscope.errors import ExitCode, HookscopeError
 from hookscope.images import Found, decode
 from hookscope.models import LoadedModel
@@ -70,6 +71,19 @@ class Report:
     gates: tuple[Gate, ...] = ()
     summaries: tuple[Table, ...] = ()
     errors: tuple[HookscopeError, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings."""
+        return tuple(cast("Sequence[Finding]", self.manifest.findings))
+
+    @property
+    def failing(self) -> tuple[Finding, ...]:
+        """The findings that fail the run."""
+        passing = {one for gate in self.gates for one in gate.findings} - {
+            one for gate in self.gates for one in failing(gate.findings, gate.fail_on)
+        }
+        return tuple(one for one in self.findings if one not in passing)
 
 
 def subject_of(job: Job) -> Subject:

@@ -19,7 +19,7 @@ from hookscope.cam.outputs import embedding_of
 from hookscope.cam.plan import Made, Plan, Smooth
 from hookscope.cam.questions import Asked, Question
 from hookscope.cam.rounds import Passes
-from hookscope.cam.targets import TargetSpec, parse_targets
+from hookscope.cam.targets import TargetSpec, check_count, parse_targets
 from hookscope.errors import UsageError, check_choice
 from hookscope.gradpasses import gradients_of
 from hookscope.gradreport import GradReport
@@ -171,6 +171,7 @@ def gradcam(
         relu=relu,
         passes=Passes(samples, noise, top_channels, seed),
     )
+    check_count(question.specs, len(x))
     selection = select(model, layers) if plan.needs_layers else Selection(())
 
     def known() -> Mapping[Site, OutputInfo]:
@@ -264,6 +265,8 @@ def _asked(x: Tensor, point: tuple[float, float] | None) -> Asked:
 
 
 def _reference(model: nn.Module, picture: Tensor, key: str | None) -> tuple[Tensor, str]:
+    if picture.dim() != 4 or len(picture) != 1:
+        raise UsageError(f"similar_to of shape {tuple(picture.shape)} is not one picture", "(1, C, H, W)")
     with running(model, [], Selection(())) as runner:
         return embedding_of(runner.outputs(picture), key)[0], "similar_to"
 

@@ -11,8 +11,14 @@ import torch
 
 import hookscope
 from hookscope.cam.areas import class_areas
-from hookscope.cam.outputs import Answer, answer_of, dense_scores, logits_of, probabilities_of
-from hookscope.cam.scores import dense_probabilities
+from hookscope.cam.outputs import (
+    Answer,
+    answer_of,
+    dense_probabilities,
+    dense_scores,
+    logits_of,
+    probabilities_of,
+)
 from hookscope.cam.targets import label_of
 from hookscope.errors import UsageError
 from hookscope.images import ImageFailure
@@ -114,8 +120,9 @@ def _best_boxes(output: Any, key: str | None) -> list[list[_Best]]:
 
 def _largest_areas(output: Any, key: str | None) -> list[list[_Best]]:
     found = []
-    for scores in dense_scores(output, key).detach()[:, None]:
-        winners, probabilities = scores[0].argmax(dim=0), dense_probabilities(scores)[0]
+    sure = dense_probabilities(output, key).detach()
+    for scores, probabilities in zip(dense_scores(output, key).detach()[:, None], sure, strict=True):
+        winners = scores[0].argmax(dim=0)
         areas = class_areas(winners[None], len(scores[0]))[0]
         order = torch.sort(areas, descending=True, stable=True).indices[:_TOP].tolist()
         found.append(

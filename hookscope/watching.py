@@ -96,7 +96,9 @@ class Watches:
         self._watches.clear()
 
     def _deliverer(self, watch: _Watch) -> Deliver:
-        def deliver(gradient: Tensor) -> None:
+        def deliver(gradient: Tensor | None) -> None:
+            if gradient is None:
+                return  # what comes after has no derivative, as quantised layers
             with self._telling():
                 for listener in watch.listeners:
                     if listener.of_output:

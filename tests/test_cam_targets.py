@@ -225,12 +225,12 @@ def test_what_makes_a_picture_similar_to_another(shell):
     )
     assert shell(f"{where} -o alone").code == 0
     ((image, target, status),) = maps("alone")
-    assert (image, target, status) == ("both.png", "similar-to pics/red.png", "ok")
+    assert (image, target, status) == ("both.png", "similar-to red.png", "ok")
     assert hot(maps("alone")[image, target, status]) == (8, 4, 10, 6)
     assert shell(f"{where} -t norm -o both").code == 0
-    assert {target for _, target, _ in maps("both")} == {"norm", "similar-to pics/red.png"}
+    assert {target for _, target, _ in maps("both")} == {"norm", "similar-to red.png"}
     done = shell(f"gradcam {FILE}:Scores pics --similar-to broken.png -o no")
-    assert (done.code, "cannot read picture 'broken.png'" in done.err) == (4, True)
+    assert (done.code, "--similar-to: cannot read picture 'broken.png'" in done.err) == (2, True)
 
 
 def test_similarity_is_the_cosine_by_autograd():

@@ -576,8 +576,8 @@ def test_the_model_is_left_as_it_was_found_when_a_pass_raises(name, error, monke
         except raised:
             pass
         else:
-            # A replay that raises is made up for by whole passes, of which only the one above was to fail.
-            assert name == "ablationcam"
+            # A batch that raises is made up for by whole passes, or one by one: only the one above was to fail.
+            assert name in ("ablationcam", "scorecam")
             assert isinstance(error, RuntimeError)
             assert close(again[0].raw, wanted[0].raw)
             survived += 1

@@ -318,7 +318,7 @@ def test_a_never_called_layer_is_a_usage_error():
     ("targets", "message"),
     [
         ([99], "class 99 is out of range"),
-        (torch.tensor([0]), "1 targets for 2 pictures"),
+        (torch.tensor([0]), "1 target for 2 pictures"),
         (torch.ones(2), "targets of"),
     ],
     ids=["range", "count", "float"],

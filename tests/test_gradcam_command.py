@@ -71,6 +71,16 @@ class Silent(Net):
     """Its scores do not depend on the picture."""
     def forward(self, x): return super().forward(x) * 0
 
+class HalfSilent(nn.Module):
+    """Its scores depend on the picture by `deep` alone."""
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv, self.relu, self.deep = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        return self.deep(x).mean((2, 3)) + 0 * self.relu(self.conv(x)).mean((2, 3))
+
 class Alternating(nn.Module):
     """Which of two layers is called first depends on the picture."""
     def __init__(self):
@@ -628,10 +638,15 @@ def test_fused_maps_are_one_for_all_layers(shell, how):
     assert (record["min"], record["max"]) == (values.min(), values.max())
 
 
-def test_a_layer_without_a_part_in_the_fused_map_is_named(shell):
-    ran(shell, "own.py:Silent pics/0.png -l relu -l deep --fuse mean -t 0 -o out")
-    assert "relu: zero-gradient, it has no part in the fused gradcam" in manifest("out")["warnings"]
-    assert [record["status"] for record in raw_records("out")] == ["zero-gradient"]
+def test_a_layer_without_a_part_in_the_fused_map_is_left_out_and_named(shell):
+    ran(shell, "own.py:HalfSilent pics/0.png -l relu -l deep --fuse refine -t 0 -o out")
+    ran(shell, "own.py:HalfSilent pics/0.png -l deep -t 0 -o alone")
+    assert "relu: zero-gradient, left out of the fused gradcam" in manifest("out")["warnings"]
+    (fused,), (alone,) = maps("out").values(), maps("alone").values()
+    np.testing.assert_allclose(fused, alone / alone.max(), rtol=1e-6)
+    # Where no layer has a part there is nothing to leave out.
+    ran(shell, "own.py:Silent pics/0.png -l relu -l deep --fuse mean -t 0 -o none")
+    assert [record["status"] for record in raw_records("none")] == ["zero-gradient"]
 
 
 def test_values_below_zero_are_kept_and_drawn_where_asked_for(shell):

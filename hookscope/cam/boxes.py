@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from hookscope.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,10 @@ def chosen_box(
 
     `what`: the class in words.
     """
+    check_answer(answer)
     scores, labels = answer["scores"].detach(), answer["labels"]
-    fitting = scores >= min_score
+    # One that is nowhere cannot be drawn.
+    fitting = (scores >= min_score) & answer["boxes"].detach().isfinite().all(dim=1)
     if index is not None:
         fitting = fitting & (labels == index)
     order = fitting.nonzero().flatten()
@@ -42,6 +47,22 @@ def chosen_box(
     at = int(order[rank - 1])
     left, top, right, bottom = answer["boxes"][at].detach().float().tolist()
     return Box((left, top, right, bottom), int(labels[at]), float(scores[at]))
+
+
+def check_answer(answer: Mapping[str, Any]) -> None:
+    """Nothing, where it is one picture's detections.
+
+    Raises:
+        UsageError: boxes, labels and scores are not (n, 4), (n,) and (n,) tensors.
+    """
+    parts = [answer.get(name) for name in ("boxes", "labels", "scores")]
+    shapes = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+    count = shapes[2][0] if isinstance(shapes[2], tuple) and len(shapes[2]) == 1 else -1
+    if shapes != [(count, 4), (count,), (count,)]:
+        raise UsageError(
+            f"the model's detections have boxes, labels and scores of {shapes[0]}, {shapes[1]} and {shapes[2]}",
+            "(n, 4), (n,) and (n,) tensors for each picture",
+        )
 
 
 def _no_box(what: str, scores: Tensor, rank: int, min_score: float) -> str:

@@ -62,6 +62,7 @@ class Explainer:
         self._layers = layers
         self._by_layer = tuple(method for method in plan.methods if not method.on_input)
         self._head: PooledHead | None = None
+        self._telling = True
         self.probe = self._new_probe(self._by_layer if plan.smooth is None or plan.smooth.flip else ())
 
     def ask(self, output: Any, asked: Asked) -> list[Objective]:
@@ -77,10 +78,7 @@ class Explainer:
         if class_free:
             return []
         self.probe.objectives = frozenset(score.name for score in self.scores)
-        if any(method.name == "cam" for method in self.plan.methods):
-            weight = classifier_weight(self._model, self._known())
-            self._head = PooledHead(weight, self.plan.question.key)
-            self._head.learn(self.scores, output)
+        self._learn(self.scores, output)
         return list(filter(None, map(objective, self.scores)))
 
     def maps(self, runner: Runner, x: Tensor, done: Pass) -> list[Made]:
@@ -89,7 +87,11 @@ class Explainer:
 
     def again(self, runner: Runner, x: Tensor) -> list[Made]:
         """The maps of the same pictures and scores by the model as it is now, its weights maybe others."""
-        return list(self._judged(self._rounds(runner, x, None)))
+        self._telling = False
+        try:
+            return list(self._judged(self._rounds(runner, x, None)))
+        finally:
+            self._telling = True
 
     def passes_a_picture(self) -> dict[str, int]:
         """How many forward passes smoothing and each method make for a picture beside the first, where any."""
@@ -106,10 +108,20 @@ class Explainer:
         return found
 
     def _new_probe(self, methods: Sequence[Method]) -> CamProbe:
-        return CamProbe(self._layers, self._info, methods, check=self._check)
+        probe = CamProbe(self._layers, self._info, methods, check=self._check)
+        # A model may differentiate something itself while it runs: that is nobody's score.
+        probe.objectives = frozenset(score.name for score in self.scores)
+        return probe
 
     def _info(self, site: Site) -> OutputInfo | None:
         return self._known().get(site) if self._only in (None, site) else None
+
+    def _learn(self, scores: Sequence[Score], output: Any) -> None:
+        """What the head makes of this output, by the weights that it has now."""
+        if any(method.name == "cam" for method in self.plan.methods):
+            weight = classifier_weight(self._model, self._known())
+            self._head = PooledHead(weight, self.plan.question.key)
+            self._head.learn(scores, output)
 
     def _check(self, site: Site, activation: Tensor, gradient: Tensor, objective: str) -> None:
         if self._head is not None:
@@ -141,9 +153,13 @@ class Explainer:
         if done is not None:
             return self._completed(self.probe, runner, x, scores, done)
         probe = self._new_probe(self._by_layer)
-        objectives = list(filter(None, map(objective, scores)))
+
+        def objectives(output: Any) -> list[Objective]:
+            self._learn(scores, output)
+            return list(filter(None, map(objective, scores)))
+
         with runner.aside([probe], Selection(tuple(sorted(self._layers)))) as aside:
-            done = aside.forward(x, (lambda output: objectives) if probe.needs.gradients else None)
+            done = aside.forward(x, objectives if probe.needs.gradients else None)
         if self.plan.smooth is not None:
             self.plan.passes.tell(_SMOOTH, len(x))
         return self._completed(probe, runner, x, scores, done)
@@ -232,13 +248,12 @@ class Explainer:
             if methods[name].on_input or len(members) < 2:
                 yield from members
             else:
-                self._note_dead(members)
-                yield one_of_many(members, self.plan.fuse or "")
+                yield one_of_many(self._alive(members), self.plan.fuse or "")
 
-    def _note_dead(self, members: Sequence[Made]) -> None:
-        """The fused map does not show which of its layers has no part in it."""
-        for made in members:
-            if made.status is MapStatus.ZERO_GRADIENT:
-                self.plan.passes.note(
-                    f"{made.site}: {made.status}, it has no part in the fused {made.method}"
-                )
+    def _alive(self, members: Sequence[Made]) -> Sequence[Made]:
+        """Without layers that the score does not depend on, which is said; all of them where it depends on none."""
+        alive = [made for made in members if made.status is not MapStatus.ZERO_GRADIENT]
+        for made in members if alive and self._telling else ():
+            if made not in alive:
+                self.plan.passes.note(f"{made.site}: {made.status}, left out of the fused {made.method}")
+        return alive or members

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.cam.outputs import raw_scores
-from hookscope.cam.scores import Score
+from hookscope.cam.scores import Score, objective
 from hookscope.errors import UsageError
 from hookscope.layers import OutputInfo, Site, modules_by_name
 from hookscope.nested import rebuilt, tensors_in
+
+_ADDING = (
+    nn.Linear,
+    nn.modules.conv._ConvNd,
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+)
+"""Layers that add their parameter `bias` to what they return."""
 
 
 class PooledHead:
@@ -54,9 +63,9 @@ class PooledHead:
         if expected is not None and expected.shape == summed.shape:
             mean = gradient.mean(dim=(2, 3), keepdim=True)
             # As coarse as half precision: what else there may be is off by far more.
-            slack = 0.02 * float(expected.abs().amax())
-            uneven = float((gradient - mean).abs().amax()) * gradient[0, 0].numel()
-            if float((summed - expected).abs().amax()) <= slack and uneven <= slack:
+            slack = 0.02 * expected.abs().amax(dim=1)
+            uneven = (gradient - mean).abs().amax(dim=(1, 2, 3)) * gradient[0, 0].numel()
+            if bool(((summed - expected).abs().amax(dim=1) <= slack).all() and (uneven <= slack).all()):
                 return
         raise UsageError(
             f"cam cannot be made of {site}: it is not pooled globally straight into one linear classifier",
@@ -85,6 +94,8 @@ def biases(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _bias(module: nn.Module) -> Tensor | None:
+    if not isinstance(module, _ADDING):
+        return None  # what another class does with a parameter of that name is not known
     bias = module._parameters.get("bias")
     if not isinstance(module, nn.modules.batchnorm._BatchNorm) or module.running_mean is None:
         return bias
@@ -109,6 +120,9 @@ def _gradient_by_logit(score: Score, output: Any, key: str | None) -> Tensor | N
             raw = raw_scores(again, key)
         except UsageError:
             return None
-        total = score.values(again, torch.arange(len(score.targets))).sum()
+        asked = objective(score)
+        if asked is None:
+            return None
+        total = asked.scalar(again)
         (gradient,) = torch.autograd.grad(total, [raw], allow_unused=True)
     return gradient if gradient is None or gradient.dim() == 2 else gradient[:, None]

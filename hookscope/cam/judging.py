@@ -62,9 +62,9 @@ def _verdict(
         )
     if flat:
         return 0.0, 0.0, MapStatus.ZERO_GRADIENT
-    if low == high == 0:
+    if kept[0] == kept[1] == 0 and (signed or low == 0):
         return 0.0, 0.0, MapStatus.BLANK
-    if high <= 0 and not signed:
+    if kept[1] <= 0 and not signed:
         return low, high, MapStatus.NEGATIVE_ONLY
     return *kept, MapStatus.OK
 
@@ -93,18 +93,25 @@ def averaged(rounds: Sequence[Mapping[Key, Raw]], rectified: Mapping[str, bool])
 
 
 def one_of_many(members: Sequence[Made], how: str) -> Made:
-    first = members[0]
-    broken = [made.status for made in members if made.status in (MapStatus.UNDEFINED, MapStatus.NON_FINITE)]
-    values = fused([torch.from_numpy(made.values) for made in members], how)
+    """One map of the maps of several layers, at a site of all their names; `before` is the fused map itself."""
+    fused_values = fused([torch.from_numpy(made.values) for made in members], how).numpy()
     site = Site("+".join(str(made.site) for made in members))
-    first = replace(first, site=site, values=values.numpy(), before=values.numpy())
+    first = replace(members[0], site=site, values=fused_values, before=fused_values)
+    said = [made.status for made in members]
+    broken = [status for status in (MapStatus.UNDEFINED, MapStatus.NON_FINITE) if status in said]
     if broken:
-        return replace(first, status=broken[0])
-    low, high = float(values.min()), float(values.max())
-    flat = {made.status for made in members}
-    status = MapStatus.OK if high > 0 else flat.pop() if len(flat) == 1 else MapStatus.BLANK
-    return replace(first, minimum=low, maximum=high, status=status)
+        return replace(first, minimum=np.nan, maximum=np.nan, status=broken[0])
+    low, high = float(fused_values.min()), float(fused_values.max())
+    if high > 0:
+        return replace(first, minimum=low, maximum=high, status=MapStatus.OK)
+    if MapStatus.NEGATIVE_ONLY in said:
+        low, high = min(made.minimum for made in members), max(made.maximum for made in members)
+        return replace(first, minimum=low, maximum=high, status=MapStatus.NEGATIVE_ONLY)
+    return replace(
+        first, minimum=0.0, maximum=0.0, status=said[0] if len(set(said)) == 1 else MapStatus.BLANK
+    )
 
 
 def channels_of(info: OutputInfo) -> int:
+    """How many channels a spatial output has."""
     return info.shape[1] if info.layout == "NCHW" else info.shape[-1]

@@ -104,6 +104,24 @@ def dense_scores(output: Any, key: str | None = None) -> Tensor:
     Raises:
         UsageError: the output has no such map.
     """
+    scores = _raw_map(output, key)
+    return torch.cat((-scores, scores), dim=1) if scores.shape[1] == 1 else scores
+
+
+def dense_probabilities(output: Any, key: str | None = None) -> Tensor:
+    """(N, K, h, w) float64: the softmax over the classes of every pixel; of a single channel, the sigmoid."""
+    scores = _raw_map(output, key).double()
+    if scores.shape[1] == 1:
+        return torch.cat((torch.sigmoid(-scores), torch.sigmoid(scores)), dim=1)
+    return scores.softmax(dim=1)
+
+
+def is_one_channel(output: Any, key: str | None = None) -> bool:
+    """Whether a map of class scores has a single channel; then class 0 is where nothing is."""
+    return _raw_map(output, key).shape[1] == 1
+
+
+def _raw_map(output: Any, key: str | None) -> Tensor:
     found = _scores(_candidates(output, key), key)
     scores = _chosen(found, _MAP)
     if scores is None:
@@ -117,7 +135,7 @@ def dense_scores(output: Any, key: str | None = None) -> Tensor:
             f"the model returns {what}: {described(output)}",
             _keys(several) or "--pixels and --point are for segmentation",
         )
-    return torch.cat((-scores, scores), dim=1) if scores.shape[1] == 1 else scores
+    return scores
 
 
 def embedding_of(output: Any, key: str | None = None) -> Tensor:

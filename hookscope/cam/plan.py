@@ -58,6 +58,12 @@ class Plan:
     relu: bool = True
     passes: Passes = field(default_factory=Passes)
 
+    def __post_init__(self) -> None:
+        if self.fuse is not None and not self.relu:
+            raise UsageError(
+                "fusing takes what is above zero, and without ReLU the rest is kept", "one of them"
+            )
+
     @property
     def needs_layers(self) -> bool:
         """Whether any method makes maps of layers."""

@@ -18,6 +18,7 @@ from hookscope.cam.outputs import (
     dense_scores,
     described,
     embedding_of,
+    is_one_channel,
     logits_of,
     probabilities_of,
 )
@@ -30,7 +31,6 @@ from hookscope.cam.scores import (
     NormScore,
     Score,
     SimilarityScore,
-    is_one_channel,
     picked,
 )
 from hookscope.cam.targets import DATASET, TargetSpec, check_pictures, label_of
@@ -122,8 +122,13 @@ def _of_classes(question: Question, specs: Sequence[TargetSpec], output: Any, as
 def _of_pixels(question: Question, specs: Sequence[TargetSpec], output: Any, asked: Asked) -> list[Score]:
     scores = dense_scores(output, question.key)
     check_pictures(scores, len(asked.positions))
+    if not scores[0].numel():
+        raise UsageError(
+            f"the model's map of class scores is empty: {tuple(scores.shape)}", "is the picture large enough?"
+        )
     winners = scores.argmax(dim=1)
-    ranked = _ranked(question, scores, winners, asked)
+    one_channel = is_one_channel(output, question.key)
+    ranked = _ranked(question, scores, winners, asked, one_channel=one_channel)
     made: list[Score] = []
     for spec in specs:
         classes = spec.classes(ranked, _given(spec, asked))
@@ -137,12 +142,14 @@ def _of_pixels(question: Question, specs: Sequence[TargetSpec], output: Any, ask
     return made
 
 
-def _ranked(question: Question, scores: Tensor, winners: Tensor, asked: Asked) -> Tensor:
+def _ranked(
+    question: Question, scores: Tensor, winners: Tensor, asked: Asked, *, one_channel: bool
+) -> Tensor:
     """(N, K) what makes one class better than another: the score at the point, else how many pixels it has."""
     if question.point is not None:
         weights, _ = at_point(question.point, asked.points, winners)
         return (scores.detach() * weights[:, None]).sum(dim=(2, 3))
-    names = question.categories or (BACKGROUND,) * is_one_channel(scores)
+    names = question.categories or (BACKGROUND,) * one_channel
     return background_last(class_areas(winners, scores.shape[1]), names)
 
 
@@ -168,6 +175,10 @@ def _named(index: int, question: Question) -> str:
 
 
 def _of_boxes(question: Question, specs: Sequence[TargetSpec], output: Any, asked: Asked) -> list[Score]:
+    if len(output) != len(asked.positions):
+        raise UsageError(
+            f"the model returns {len(output)} detections for {len(asked.positions)} pictures", "one a picture"
+        )
     return [_box_score(question, spec, output, asked) for spec in specs]
 
 

@@ -18,6 +18,7 @@ from hookscope.cam.formulas import masks, most_varied
 from hookscope.cam.methods import Kind, Method
 from hookscope.cam.scores import Score, objective
 from hookscope.continuation import Continuation, ReplayFailed
+from hookscope.errors import ModelError, UsageError
 from hookscope.layers import ROOT, OutputInfo, Selection, Site
 from hookscope.layouts import to_nchw
 from hookscope.probes.cam import BiasProbe, InputGradientProbe, Key, MomentsProbe, Raw, flat_pictures
@@ -55,6 +56,14 @@ class Passes:
     seed: int = 0
     tell: Callable[[str, int], None] = lambda what, done: None
     note: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UsageError(f"samples {self.samples!r} are none", "1 or more noisy pictures")
+        if not 0 < self.noise < float("inf"):
+            raise UsageError(f"noise {self.noise!r} is no deviation", "a share above 0, such as 0.15")
+        if self.top_channels is not None and self.top_channels < 1:
+            raise UsageError(f"top channels {self.top_channels!r} are none", "1 or more")
 
 
 @dataclass(frozen=True)
@@ -135,13 +144,15 @@ def _at_input(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
 def _of_biases(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
     at_input, at_layers = InputGradientProbe(), BiasProbe(here.biases, here.infos.get)
     selection = Selection((ROOT, *(name for name in here.biases if name != ROOT)))
-    _differentiated(here, method, [here.x], (at_input, at_layers), selection, passes)
+    lost = _differentiated(here, method, [here.x], (at_input, at_layers), selection, passes)
+    defined = not any(site.layer in here.biases for site in lost)
     found = {}
     size = tuple(here.x.shape[2:])
     for name, gradient in at_input.sums.items():
         terms = [gradient * here.x.float(), *at_layers.terms.get(name, ())]
         made = method.compute(terms, size)
-        found[Key(INPUT, method.name, name)] = Raw(made.cpu(), flat_pictures(gradient))
+        made = made if defined else torch.full_like(made, float("nan"))
+        found[Key(INPUT, method.name, name)] = Raw(made.cpu(), flat_pictures(gradient), defined)
     return found
 
 
@@ -172,53 +183,104 @@ def _unseen(activation: Tensor) -> Raw:
 
 def _masked(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
     """Score-CAM: the model on the picture seen through each channel, scaled up to a mask."""
-    found: dict[Key, list[Tensor]] = {}
     size = (here.x.shape[2], here.x.shape[3])
     together = at_once(here.infos, here.x)
-    for site, activations in here.activations.items():
-        for picture, activation in enumerate(_one_by_one(activations)):
-            wanted = passes.top_channels or activation.shape[1]
-            channels = most_varied(activation, min(wanted, activation.shape[1]))
-            scored: list[Tensor] = []
-            for part in torch.split(channels, together):
-                mask = masks(activation, part, size).to(here.x)
-                output = here.runner.outputs(here.x[picture : picture + 1] * mask)
-                scored.append(_values(here.scores, output, picture, len(part)))
-                passes.tell(method.name, len(part))
-            for score, values in zip(here.scores, torch.cat(scored, dim=1), strict=True):
-                made = method.compute(activation, values.to(activation), channels)
-                found.setdefault(Key(site, method.name, score.name), []).append(made)
-    return {key: _stacked(maps) for key, maps in found.items()}
+
+    def scored(site: Site, picture: int, activation: Tensor) -> Callable[[int], Tensor]:
+        wanted = passes.top_channels or activation.shape[1]
+        channels = most_varied(activation, min(wanted, activation.shape[1]))
+
+        def run(part: Tensor) -> Tensor:
+            mask = masks(activation, part, size).to(here.x)
+            output = here.runner.outputs(here.x[picture : picture + 1] * mask)
+            passes.tell(method.name, len(part))
+            return _values(here.scores, output, picture, len(part))
+
+        values = _in_parts(channels, together, run).to(activation)
+        return lambda score: method.compute(activation, values[score], channels)
+
+    return _picture_by_picture(method, here, scored)
 
 
 def _ablated(method: Method, here: Here, passes: Passes) -> dict[Key, Raw]:
     """Ablation-CAM: the rest of the model after the layer with each channel in turn set to zero."""
+
+    def scored(site: Site, picture: int, activation: Tensor) -> Callable[[int], Tensor]:
+        rest = here.runner.continuation(here.x[picture : picture + 1], site)
+        info, channels = here.infos[site], torch.arange(activation.shape[1])
+        together = at_once(here.infos, here.x, site if rest.replayed else None)
+        alone = _values(here.scores, rest(rest.value.clone()), picture, 1)
+
+        def run(part: Tensor) -> Tensor:
+            passes.tell(method.name, len(part))
+            without = _values(here.scores, _without(rest, part, info), picture, len(part) + (len(part) > 1))
+            if len(part) == 1:
+                return torch.cat((alone, without))
+            # The first row is the unchanged picture: what differs by the size of a batch alone is no drop.
+            return torch.cat((without[:, :1].expand(-1, len(part)), without[:, 1:]))
+
+        clean, without = _in_parts(channels, together, run).to(activation).chunk(2)
+        if rest.note:
+            passes.note(f"{method.name}: {rest.note}")
+        if _depends_on_company(
+            clean, _values(here.scores, rest(rest.value.clone()), picture, 1).to(activation)
+        ):
+            passes.note(
+                f"{method.name}: the score of an unchanged picture depends on what runs beside or before it; "
+                "so does its map"
+            )
+        drops = clean[:, :1] - (clean - without)
+        return lambda score: method.compute(activation, clean[score, 0], drops[score])
+
+    return _picture_by_picture(method, here, scored)
+
+
+def _in_parts(channels: Tensor, together: int, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `run` gives for all channels, along the last axis: so many at once, or one by one where the model must."""
+    parts = []
+    for part in torch.split(channels, together):
+        try:
+            parts.append(run(part))
+        except ModelError:
+            if len(part) == 1:
+                raise
+            # A model may take one picture only.
+            parts += [run(single) for single in torch.split(part, 1)]
+    return torch.cat(parts, dim=-1)
+
+
+def _depends_on_company(clean: Tensor, alone: Tensor) -> bool:
+    """Whether scores (S, M) of one unchanged picture beside others are not what it has alone, (S, 1)."""
+    slack = 1e-2 * alone.abs() + 1e-6
+    return bool(((clean - alone).abs() > slack).any())
+
+
+def _picture_by_picture(
+    method: Method,
+    here: Here,
+    scored: Callable[[Site, int, Tensor], Callable[[int], Tensor]],
+) -> dict[Key, Raw]:
+    """The maps of every score, each picture's passes made once for all of them; 0 for a picture without the target."""
     found: dict[Key, list[Tensor]] = {}
     for site, activations in here.activations.items():
-        info = here.infos[site]
-        for picture, activation in enumerate(_one_by_one(activations)):
-            rest = here.runner.continuation(here.x[picture : picture + 1], site)
-            together = at_once(here.infos, here.x, site if rest.replayed else None)
-            whole = _values(here.scores, here.output, picture, 1, row=picture)
-            scored = []
-            for part in torch.split(torch.arange(activation.shape[1]), together):
-                output = _without(rest, part, info)
-                scored.append(_values(here.scores, output, picture, len(part)))
-                passes.tell(method.name, len(part))
-            if rest.note:
-                passes.note(f"{method.name}: {rest.note}")
-            for score, clean, without in zip(here.scores, whole, torch.cat(scored, dim=1), strict=True):
-                made = method.compute(activation, clean[0].to(activation), without.to(activation))
-                found.setdefault(Key(site, method.name, score.name), []).append(made)
+        for picture in range(len(activations)):
+            activation = activations[picture : picture + 1]
+            there = [not score.targets[picture].missing for score in here.scores]
+            made = scored(site, picture, activation) if any(there) else None
+            for place, score in enumerate(here.scores):
+                empty = activation.new_zeros(1, *activation.shape[2:])
+                one = made(place) if made is not None and there[place] else empty
+                found.setdefault(Key(site, method.name, score.name), []).append(one)
     return {key: _stacked(maps) for key, maps in found.items()}
 
 
 def _without(rest: Continuation, channels: Tensor, info: OutputInfo) -> Any:
-    """The model's output with each of the channels in turn set to zero on the picture's positions."""
+    """The model's output with each of the channels in turn zero on the picture; of several, unchanged before them."""
+    first = int(len(channels) > 1)
 
     def values() -> Tensor:
-        copies = rest.value.expand(len(channels), *rest.value.shape[1:]).clone()
-        to_nchw(copies, info.layout, info.grid)[torch.arange(len(channels)), channels] = 0
+        copies = rest.value.expand(len(channels) + first, *rest.value.shape[1:]).clone()
+        to_nchw(copies, info.layout, info.grid)[torch.arange(len(channels)) + first, channels] = 0
         return copies
 
     try:
@@ -236,17 +298,10 @@ _MAKERS: dict[Kind, Callable[[Method, Here, Passes], dict[Key, Raw]]] = {
 }
 
 
-def _values(scores: Sequence[Score], output: Any, picture: int, count: int, row: int | None = None) -> Tensor:
-    """(S, M) every score of an output of changed copies of one picture; of one row of it where `row` says so."""
+def _values(scores: Sequence[Score], output: Any, picture: int, count: int) -> Tensor:
+    """(S, M) every score of an output of `count` changed copies of one picture."""
     pictures = torch.full((count,), picture)
-    if row is not None:
-        everyone = torch.arange(len(scores[0].targets)) if scores else pictures
-        return torch.stack([score.values(output, everyone)[row : row + 1].float() for score in scores])
     return torch.stack([score.values(output, pictures).float() for score in scores])
-
-
-def _one_by_one(activations: Tensor) -> Iterator[Tensor]:
-    return (activations[row : row + 1] for row in range(len(activations)))
 
 
 def _stacked(maps: Sequence[Tensor]) -> Raw:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from hookscope.artifacts import Target
-from hookscope.cam.outputs import dense_scores, embedding_of, logits_of, probabilities_of
+from hookscope.cam.outputs import dense_probabilities, dense_scores, embedding_of, logits_of, probabilities_of
+from hookscope.cam.targets import check_pictures
 from hookscope.runner import Objective
 
 GAMMA = 0.6
@@ -80,10 +81,13 @@ class ClassScore(Score):
     against: tuple[tuple[int, ...], ...]
 
     def values(self, output: Any, pictures: Tensor) -> Tensor:
-        return self._contrasted(logits_of(output, self.key), pictures)
+        logits = logits_of(output, self.key)
+        check_pictures(logits, len(pictures))
+        return self._contrasted(logits, pictures)
 
     def confidence(self, output: Any, pictures: Tensor) -> Tensor:
         probabilities = probabilities_of(output, self.key)
+        check_pictures(probabilities, len(pictures))
         return picked(probabilities, self.classes, pictures)
 
     def _contrasted(self, logits: Tensor, pictures: Tensor) -> Tensor:
@@ -110,11 +114,11 @@ class DenseScore(Score):
     def values(self, output: Any, pictures: Tensor) -> Tensor:
         scores = dense_scores(output, self.key)
         maps = torch.stack([self._contrasted(scores[row], at) for row, at in enumerate(pictures.tolist())])
-        return (maps * self.weights[pictures].to(maps)).sum(dim=(1, 2))
+        return (wide(maps) * self.weights[pictures].to(maps.device)).sum(dim=(1, 2))
 
     def confidence(self, output: Any, pictures: Tensor) -> Tensor:
         """The mean probability of the class over the pixels."""
-        probabilities = dense_probabilities(dense_scores(output, self.key))
+        probabilities = dense_probabilities(output, self.key)
         rows = torch.arange(len(pictures))
         weights = self.weights[pictures].double().to(probabilities.device)
         inside = (probabilities[rows, self.classes[pictures].to(probabilities.device)] * weights).sum(
@@ -155,7 +159,9 @@ class BoxScore(Score):
         same = (found["labels"] == self.labels[picture].to(scores.device)).nonzero().flatten()
         if self.targets[picture].missing or not len(same):
             return scores.new_zeros(())
-        overlap = _overlap(found["boxes"][same].detach(), self.boxes[picture].to(scores.device))
+        boxes, box = found["boxes"][same].detach().float(), self.boxes[picture].to(scores.device)
+        # The very box, though it may have no area.
+        overlap = _overlap(boxes, box).nan_to_num(0).where(~(boxes == box).all(dim=1), 1.0)
         best = int(overlap.argmax())
         return scores[same[best]] if overlap[best] >= SAME_BOX else scores.new_zeros(())
 
@@ -187,19 +193,6 @@ class SimilarityScore(Score):
         """(N,) the cosines of (N, D) with the other."""
         embedding = wide(embedding)
         return F.cosine_similarity(embedding, self.other.to(embedding)[None], dim=1)
-
-
-def dense_probabilities(scores: Tensor) -> Tensor:
-    """(N, K, h, w) float64: the softmax over the classes of every pixel."""
-    # Two classes that were made of one score: their difference is twice it.
-    if is_one_channel(scores):
-        return scores.double().sigmoid()
-    return scores.double().softmax(dim=1)
-
-
-def is_one_channel(scores: Tensor) -> bool:
-    """Whether the two classes of a map (N, K, h, w) were made of one score; then class 0 is where nothing is."""
-    return scores.shape[1] == 2 and torch.equal(scores[:, 0], -scores[:, 1])
 
 
 def picked(rows: Tensor, classes: Tensor, pictures: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,7 +87,17 @@ def parse_targets(texts: Iterable[str], categories: Sequence[str] | None) -> tup
     for text in texts:
         for spec in _parsed(text, categories):
             specs.setdefault(spec)
-    return tuple(specs)
+    return _told_apart(specs)
+
+
+def _told_apart(specs: Iterable[TargetSpec]) -> tuple[TargetSpec, ...]:
+    """The same with names of their own: of several lists the second is `each2`."""
+    seen: dict[str, int] = {}
+    found = []
+    for spec in specs:
+        seen[spec.name] = number = seen.get(spec.name, 0) + 1
+        found.append(spec if number == 1 else replace(spec, name=f"{spec.name}{number}"))
+    return tuple(found)
 
 
 def label_of(index: int, categories: Sequence[str] | None) -> str:

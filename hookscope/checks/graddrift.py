@@ -164,7 +164,8 @@ def _difference(place: Place, new: Figure, old: Figure) -> str:
     said = [
         f"its {words} is {now or 'unknown'}, the baseline's {then or 'unknown'}"
         for words, now, then in (("shape", new.shape, old.shape), ("status", new.status, old.status))
-        if now != then
+        # The shape of a layer is known by its gradient only, and where that is gone the status says so.
+        if now != then and (words == "status" or (now and then) or new.status == old.status)
     ]
     return f"{place.name}: {'; '.join(said)}" if said else ""
 

@@ -101,14 +101,15 @@ def places_in(model: nn.Module) -> tuple[Place, ...]:
 def _nonfinite(report: GradReport, rows: Sequence[Row], settings: Settings) -> Iterator[Seen]:
     first = report.first_non_finite
     began = f"; it began at {first.site}, going {first.direction}" if first is not None else ""
-    names = {row.place.name for row in rows}
     yield _finite_model(report, began)
-    if first is not None and str(first.site) not in names:
-        yield _began(Place(str(first.site), first.site.layer), first)
+    if first is not None:
+        # Before all that follows from it, for those who are told of a few findings only.
+        known = {row.place.name: row.place for row in rows}
+        yield _began(known.get(str(first.site)) or Place(str(first.site), first.site.layer), first)
     for row in rows:
         if first is not None and row.place.name == str(first.site):
-            yield _began(row.place, first)
-        elif row.size is None:
+            continue
+        if row.size is None:
             yield Seen(row.place, skipped=row.missing)
         elif broken(row.size):
             message = (

@@ -221,15 +221,6 @@ class MapComparison:
             reason, hint = unread[0].words, "make the baseline again"
         raise UsageError(f"nothing to compare with the baseline {self._baseline.path!r}: {reason}", hint)
 
-    def _any_in_place(self, rows: Sequence[Row], partners: Mapping[str, str]) -> bool:
-        """Whether the baseline explains something else where some map of this run is: the answer has changed."""
-        return any(
-            other.place == row.key.place
-            for row in rows
-            if row.image in partners
-            for other in self._maps_of(partners[row.image])
-        )
-
     def _why_none(self, rows: Sequence[Row], partners: Mapping[str, str]) -> str:
         if not partners:
             pictures = list(dict.fromkeys(row.image for row in rows))

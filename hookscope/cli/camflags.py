@@ -130,7 +130,9 @@ class GradcamFlags:
     ] = field(default_factory=list)
     similar_to: Annotated[
         str | None,
-        typer.Option(metavar="PICTURE", rich_help_panel=_TARGETS, help="What makes it similar to PICTURE."),
+        typer.Option(
+            metavar="PICTURE", rich_help_panel=_TARGETS, help="Instead of top1: the likeness to PICTURE."
+        ),
     ] = None
     logits: Annotated[
         str | None,
@@ -164,7 +166,9 @@ class GradcamFlags:
     ] = False
     sanity_max: Annotated[
         float | None,
-        typer.Option(metavar="R", rich_help_panel=_CHECKS, help="Fail (exit 1) when a rank correlation is above R."),
+        typer.Option(
+            metavar="R", rich_help_panel=_CHECKS, help="Fail (exit 1) when a rank correlation is above R."
+        ),
     ] = None
     baseline: Annotated[
         str | None,

@@ -17,6 +17,7 @@ from hookscope.errors import UsageError
 from hookscope.losses import LOSSES, LossFunction
 
 if TYPE_CHECKING:
+    from hookscope.cli.flags import LayerFlags
     from hookscope.cli.session import Shared
     from hookscope.job import Drawing
     from hookscope.tasks import Task
@@ -71,7 +72,10 @@ class GradnormFlags:
     norm: Annotated[str, typer.Option(metavar="1|2|inf", help="Which norm of a gradient.")] = "2"
     maps: Annotated[
         bool,
-        typer.Option("--maps", help="Also mean absolute gradients on the pictures, at the layers of -l."),
+        typer.Option(
+            "--maps",
+            help="Also gradient sizes on the pictures, at the layers of -l or at each resolution's first.",
+        ),
     ] = False
     fail_on: Annotated[
         str,
@@ -145,7 +149,7 @@ class GradnormFlags:
             baseline=self.baseline,
             update_baseline=self.update_baseline,
             precision=shared.model.precision,
-            layers=", ".join(shared.layers.layer) or "**",
+            layers=_layers(shared.layers),
             # GitHub wants paths from the repository's root, wherever in it the step runs.
             root=Path(os.environ.get("GITHUB_WORKSPACE") or "."),
         )
@@ -167,6 +171,12 @@ class GradnormFlags:
         """How the maps are drawn."""
         drawing = drawing_of(self.cmap, self.alpha, self.view, self.format, overlay=self.maps)
         return replace(drawing, overlay=self.maps)
+
+
+def _layers(flags: LayerFlags) -> str:
+    """Which layers are chosen, in words, for a baseline."""
+    chosen, without = ", ".join(flags.layer) or "**", ", ".join(flags.exclude)
+    return f"{chosen} without {without}" if without else chosen
 
 
 def _loaded(spec: str) -> LossFunction:

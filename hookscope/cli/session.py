@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookscope.cli import ci, talk
+from hookscope.cli import ci, talk, verdicts
 from hookscope.cli.collecting import uncollected
 from hookscope.cli.flags import (
     LayerFlags,
@@ -135,7 +135,7 @@ def _job(
 
     tasks = [flags.task(shared) for flags in probes.values()]
     _check_together(tasks)
-    data, most = _data(probes, images or (), shared.pictures)
+    data, most = _data(probes, images or (), shared.pictures, dry_run=shared.talk.dry_run)
     found_of = _finder(spec, images or (), shared.pictures) if data is None else _no_pictures
     out = shared.output.out
     if out == "":
@@ -148,6 +148,8 @@ def _job(
     for flags in probes.values():
         _check_apart(flags.baseline, place)
     loaded = load(spec, shared.model, shared.preprocess, shared.run.seed, bar)
+    if data is not None:
+        loaded = _without_pictures(loaded)
     return Job(
         command=command,
         loaded=loaded,
@@ -183,10 +185,10 @@ def _check_apart(baseline: str | None, out: Path) -> None:
 
 
 def _data(
-    probes: dict[str, ProbeFlags], images: Sequence[str], flags: PictureFlags
+    probes: dict[str, ProbeFlags], images: Sequence[str], flags: PictureFlags, *, dry_run: bool
 ) -> tuple[Data | None, int | None]:
     """The user's own batches, where a probe asks for them, and how many batches there are to be at most."""
-    from hookscope.models.data import batches_of
+    from hookscope.models.data import batches_of, check_data
 
     limits = [probe.batches for probe in probes.values() if probe.batches is not None]
     most = min(limits, default=None)
@@ -197,7 +199,16 @@ def _data(
         raise UsageError("--data is for one command alone", "run it by itself")
     if images or flags.dataset is not None:
         raise UsageError("both pictures and --data are given", "give one of them")
+    if dry_run:
+        check_data(specs[0])
     return (lambda: batches_of(specs[0], limit=most)), most
+
+
+def _without_pictures(loaded: LoadedModel) -> LoadedModel:
+    """The model without its warnings of how pictures are prepared: the user's batches are as they are."""
+    from hookscope.models.preprocess import PLAIN_SOURCE
+
+    return replace(loaded, warnings=tuple(said for said in loaded.warnings if PLAIN_SOURCE not in said))
 
 
 def _no_pictures(loaded: LoadedModel) -> Found:
@@ -245,21 +256,16 @@ def _tell(report: Report, job: Job, flags: TalkFlags) -> None:
     for record in manifest.images:
         if record["status"] == "error":
             talk.complain("error", record["error"])
-    for finding in manifest.findings:
-        _tell_finding(finding, quiet=flags.quiet)
-    for gate in report.gates:
-        ci.tell(gate, report.summaries, results_on_stdout=flags.as_json)
+    verdicts.tell(
+        report.findings, report.failing, quiet=flags.quiet, whole=str(job.out.path / "manifest.json")
+    )
     if flags.as_json:
         talk.say_json(manifest)
     elif not flags.quiet:
         _tell_results(report, job, flags)
-
-
-def _tell_finding(finding: Any, *, quiet: bool) -> None:
-    if finding.severity == "error":
-        talk.complain("error", finding.message, finding.advice)
-    elif not quiet:
-        talk.complain("warning", finding.message, finding.advice)
+    # Last, so that a summary which cannot be written takes nothing away from what was found.
+    for gate in report.gates:
+        ci.tell(gate, report.summaries, results_on_stdout=flags.as_json)
 
 
 def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
@@ -267,7 +273,7 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
     if flags.dry_run:
         for pattern, names in manifest.patterns.items():
             talk.say(f"{pattern}: {', '.join(names) if flags.verbose else listed(names)}")
-        pictures = counted(len(job.found.refs), "picture")
+        pictures = counted(len(job.found.refs), "picture") if job.data is None else "batches of the data"
         layers = counted(len(manifest.layers), "layer") if manifest.layers else "layers as the model runs"
         talk.say(f"{pictures}, {layers}, to {job.out.path}; nothing was run")
         return
@@ -286,8 +292,16 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
 
 
 def _first(manifest: Manifest) -> Mapping[str, Any]:
-    """The first overlay in the order in which maps are made, the first file where there is none."""
-    overlays = [record for record in manifest.artifacts if record["part"] == "overlay"]
+    """The first overlay in the order in which maps are made; without one a page for people, or the first file.
+
+    Overlays of gradients are an extra, and the page says more.
+    """
+    overlays = [
+        record
+        for record in manifest.artifacts
+        if record["part"] == "overlay" and record["kind"] != "gradnorm"
+    ]
+    pages = [record for record in manifest.artifacts if record["part"] == "summary"]
     pictures = [record["path"] for record in manifest.images]
     layers = [record["layer"] for record in manifest.layers]
 
@@ -302,7 +316,7 @@ def _first(manifest: Manifest) -> Mapping[str, Any]:
         )
         return pictures.index(record["image"]), target, place
 
-    return min(overlays, key=order, default=manifest.artifacts[0])
+    return min(overlays, key=order, default=[*pages, *manifest.artifacts][0])
 
 
 def _place(name: str, names: Sequence[str]) -> int:

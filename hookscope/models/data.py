@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -25,16 +26,32 @@ def batches_of(spec: str, *, limit: int | None = None) -> Iterator[DataBatch]:
         ModelError: the file raised while it was imported.
         NothingMeasured: there was not one batch.
     """
-    if ":" not in spec:
-        raise UsageError(f"the data {spec!r} names no callable", "write file.py:NAME or package.module:NAME")
-    with resolved(spec) as found:
+    with _found(spec) as found:
         yield from checked(_made(found, spec), spec, limit=limit)
 
 
-def _made(found: Any, spec: str) -> Any:
-    """What is to be iterated: the object itself, or what it returns when called."""
+def check_data(spec: str) -> None:
+    """Nothing, where the name is of something that may give batches; it is neither called nor iterated.
+
+    Raises:
+        UsageError: no such thing, or it can be neither.
+        ModelError: the file raised while it was imported.
+    """
+    with _found(spec) as found:
+        if not (_is_iterable(found) or callable(found)):
+            next(checked(found, spec))
+        _check_call(found, spec)
+
+
+def _found(spec: str) -> AbstractContextManager[Any]:
+    if ":" not in spec:
+        raise UsageError(f"the data {spec!r} names no callable", "write file.py:NAME or package.module:NAME")
+    return resolved(spec)
+
+
+def _check_call(found: Any, spec: str) -> None:
     if _is_iterable(found) or not callable(found):
-        return found
+        return
     try:
         inspect.signature(found).bind()
     except TypeError as error:
@@ -43,6 +60,13 @@ def _made(found: Any, spec: str) -> Any:
         ) from error
     except ValueError:
         pass  # a callable of C has no signature to look at
+
+
+def _made(found: Any, spec: str) -> Any:
+    """What is to be iterated: the object itself, or what it returns when called."""
+    if _is_iterable(found) or not callable(found):
+        return found
+    _check_call(found, spec)
     try:
         return found()
     except HookscopeError:

@@ -68,7 +68,7 @@ class CamProbe(Probe):
         self._check = check
         self._by_gradient = tuple(method for method in methods if method.kind is Kind.GRADIENT)
         self._by_activation = tuple(method for method in methods if method.kind is Kind.ACTIVATION)
-        self.needs = Needs(outputs=True, gradients=bool(self._by_gradient))
+        self.needs = Needs(outputs=bool(methods), gradients=bool(self._by_gradient))
         self._pictures = 0
 
     def begin(self, pictures: int) -> None:

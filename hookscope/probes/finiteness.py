@@ -23,7 +23,7 @@ CAUSES = {
     "model's input, or was made between layers",
     "layer": "it made them itself, or an operation inside it did that is no layer",
     "after": "an operation between this layer and the next made them",
-    "loss": "nothing before was finite: the loss, or an operation after the last layer, made them",
+    "loss": "they were so from the start: the loss, or an operation after the last layer, made them",
     "own": "the gradient of its own parameters is not finite, though those of its output and input are",
 }
 """What made something not finite, by name, in words."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from hookscope.cutting import version_of
 from hookscope.hooks import Needs, Probe
 from hookscope.layers import Site
 from hookscope.layouts import Layouts, Record
@@ -29,11 +30,11 @@ class ShapeProbe(Probe):
         dtype = str(tensor.dtype).removeprefix("torch.")
         self._layouts.add(Record(site, tuple(tensor.shape), dtype, self._same_as(tensor)))
         # Held so that its memory cannot be given to another tensor before the next call ends.
-        self._latest = (site, tensor, tensor._version)
+        self._latest = (site, tensor, version_of(tensor))
 
     def _same_as(self, tensor: Tensor) -> Site | None:
         if self._latest is None:
             return None
         site, latest, version = self._latest
         same_memory = latest.data_ptr() == tensor.data_ptr() and latest.stride() == tensor.stride()
-        return site if same_memory and latest.shape == tensor.shape and tensor._version == version else None
+        return site if same_memory and latest.shape == tensor.shape and version_of(tensor) == version else None

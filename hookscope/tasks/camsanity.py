@@ -17,6 +17,7 @@ from hookscope.likeness import spearman
 from hookscope.randomise import cascade, randomised
 from hookscope.tasks import Conclusion, Subject
 from hookscope.tasks.cammaps import BatchMaps, Row, row_of, table_of
+from hookscope.wording import counted
 
 STAGES = 4
 """In how many steps the weights become random."""
@@ -36,7 +37,7 @@ class Sanity:
     def __init__(self, seed: int, most: float | None) -> None:
         self._seed, self._most = seed, most
         self._rows: list[Row] = []
-        self._last: list[tuple[Heat, str, float]] = []
+        self._last: list[tuple[str, str, float]] = []
 
     def compare(self, maps: BatchMaps) -> None:
         """Make the maps of a batch again, by ever more random weights."""
@@ -50,7 +51,7 @@ class Sanity:
                 figures = {"layers": len(chosen), "of": len(names), "spearman": alike}
                 self._rows.append(row_of(heat, maps.images, figures))
                 if stage == len(stages):
-                    self._last.append((heat, maps.images[heat.image], alike))
+                    self._last.append((heat.site.layer, _named(heat, maps.images[heat.image]), alike))
 
     def conclude(self) -> Conclusion:
         """The table, what did not pass, and a line for people."""
@@ -61,12 +62,16 @@ class Sanity:
         if not defined:
             return self._nothing(Conclusion(tables=(table,)))
         findings = (
-            _finding(heat, image, alike, self._most)
-            for heat, image, alike in self._last
+            _finding(layer, what, alike, self._most)
+            for layer, what, alike in self._last
             if self._most is not None and alike > self._most
         )
         line = f"with random weights, rank correlation at most {max(defined):.2f}"
-        return Conclusion(tables=(table,), findings=tuple(findings), lines=(line,))
+        unknown = len(self._last) - len(defined)
+        warnings = (f"{counted(unknown, 'map')} could not be compared with that of random weights",)
+        return Conclusion(
+            tables=(table,), findings=tuple(findings), lines=(line,), warnings=warnings if unknown else ()
+        )
 
     def _nothing(self, said: Conclusion) -> Conclusion:
         """With a limit, that nothing could be held to it is an error; without one, a warning."""
@@ -97,7 +102,10 @@ def _correlation(true: Made, random: Made | None) -> float:
     return spearman(true.before, random.before)
 
 
-def _finding(heat: Heat, image: str, alike: float, limit: float) -> Finding:
-    what = f"{image}: {heat.site} {heat.method} {heat.target or ''}".rstrip()
+def _named(heat: Heat, image: str) -> str:
+    return f"{image}: {heat.site} {heat.method} {heat.target or ''}".rstrip()
+
+
+def _finding(layer: str, what: str, alike: float, limit: float) -> Finding:
     message = f"{what}: the map of random weights is like the true one, rank correlation {alike:.3f} above {limit:g}"
-    return Finding("sanity-max", "error", heat.site.layer, alike, limit, message)
+    return Finding("sanity-max", "error", layer, alike, limit, message)

@@ -11,7 +11,7 @@ from hookscope.artifacts import Heat, Sheet
 from hookscope.cam.choice import default_layer, last_layer, spatial_selection
 from hookscope.cam.explain import Explainer
 from hookscope.cam.geometry import Point, covered, on_input
-from hookscope.cam.methods import method
+from hookscope.cam.methods import METHODS, method
 from hookscope.cam.outputs import embedding_of
 from hookscope.cam.plan import Made, Plan, Smooth
 from hookscope.cam.questions import Asked, Question, scores_for
@@ -148,7 +148,7 @@ class GradcamTask:
         self._unobservable |= done.unobservable
         made = list(_distinct(explainer.maps(runner, x, done)))
         covers = covered(runner.model, x)
-        heats = [_heat(one, (1.0, 1.0) if one.site.layer == "input" else covers) for one in made]
+        heats = [_heat(one, (1.0, 1.0) if METHODS[one.method].on_input else covers) for one in made]
         assert self._subject is not None, "choose() comes first"
         images = [item.ref.path for item in batch.items]
         heats = self._checks.checked(BatchMaps(heats, made, explainer, runner, x, self._subject, images))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from hookscope.checks.rules import Settings
 from hookscope.checks.rules import findings as found
 from hookscope.checks.sources import sources_of
 from hookscope.errors import UsageError
+from hookscope.magnitudes import norm_name
 from hookscope.records import versions
 from hookscope.tasks import Gate, Subject
 from hookscope.wording import counted
@@ -78,14 +79,27 @@ class GradGate:
             read = gradbaseline.to_update if options.update_baseline else gradbaseline.read
             self._old = read(options.baseline)
 
-    def check(self, model: nn.Module) -> None:
-        """Nothing, where every glob of the settings means something of the model, or of the baseline.
+    def check(self, model: nn.Module, *, loss: str, norm: float, train_mode: bool) -> None:
+        """Nothing, where every glob means something of the model or the baseline, and this measures as that did.
+
+        Before a run, so that nothing is measured, nor an earlier output replaced, in vain.
 
         Raises:
-            UsageError: one means nothing.
+            UsageError: a glob means nothing, or the baseline is of another loss, norm, mode, precision or layers.
         """
         known = self._old.figures.places() if self._old is not None else ()
         self._settings.check((*places_in(model), *known))
+        if self._old is None or self._options.update_baseline:
+            return
+        same = replace(
+            self._old.measured,
+            loss=loss,
+            layers=self._options.layers,
+            norm=norm_name(norm),
+            precision=self._options.precision,
+            train_mode=train_mode,
+        )
+        self._old.check_comparable(same)
 
     def judge(self, report: GradReport, loss: Loss, subject: Subject) -> Verdict:
         """The verdict on a report.

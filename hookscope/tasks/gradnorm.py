@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from hookscope.artifacts import Heat, MapStatus
 from hookscope.cam.choice import spatial_layers
 from hookscope.cam.targets import check_pictures, class_index
+from hookscope.errors import UsageError
 from hookscope.gradpasses import gradients_of
 from hookscope.gradreport import GradReport, grad_report
 from hookscope.layers import Selection, Site, Status, select
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 class GradnormOptions:
     """The flags of `hookscope gradnorm` that decide what is measured. `loss` is a name or a callable.
 
-    `maps`: also the gradients' sizes on the pictures, at the chosen layers, or at the last spatial one.
+    `maps`: also the gradients' sizes on the pictures, at the chosen layers, or where each resolution begins.
     """
 
     layer: tuple[str, ...] = ()
@@ -70,12 +71,16 @@ class GradnormTask:
         self._selection = Selection(())
         self._labels = ""
         self._unobservable: frozenset[Site] = frozenset()
+        self._flat: set[Site] = set()
 
     def select(self, subject: Subject) -> Selection:
         self._subject = subject
         if self._options.target is not None:
             self._target_index(self._options.target)
-        self._gate.check(subject.model)
+        options = self._options
+        self._gate.check(
+            subject.model, loss=options.loss_name, norm=options.norm, train_mode=options.train_mode
+        )
         return select(subject.model, self._options.layer or ("**",), self._options.exclude)
 
     def choose(self, subject: Subject, x: Tensor, batch: Batch) -> Selection:
@@ -83,7 +88,7 @@ class GradnormTask:
         self._probe = GradNormProbe(layers=frozenset(self._selection.names), norm=self._options.norm)
         if self._options.maps:
             spatial = [name for name in spatial_layers(subject.outputs) if name in set(self._selection.names)]
-            wanted = spatial if self._options.layer else spatial[-1:]
+            wanted = spatial if self._options.layer else _first_of_each_size(spatial, subject)
             self._maps = GradMapsProbe(frozenset(wanted), subject.info)
         return self._selection
 
@@ -103,7 +108,11 @@ class GradnormTask:
     def collect(self, done: Pass, batch: Batch, runner: Runner, x: Tensor) -> Iterable[Heat]:
         self._made().finish_batch(done.sites, done.values["loss"])
         self._unobservable |= done.unobservable
-        return [] if self._maps is None else [_heat(*made) for made in self._maps.maps()]
+        heats = [] if self._maps is None else [_heat(*made) for made in self._maps.maps()]
+        self._flat |= {
+            heat.site for heat in heats if heat.status is MapStatus.OK and np.ptp(heat.values) == 0
+        }
+        return heats
 
     def measure(
         self,
@@ -135,27 +144,44 @@ class GradnormTask:
         report = self._report or self._of_pictures()
         assert self._subject is not None, "choose() comes first"
         loss = Loss(self._options.loss_name, report.loss, self._labels, self._subject.note)
-        verdict = self._gate.judge(report, loss, self._subject)
+        measured = self._measured(report, loss)
+        try:
+            verdict = self._gate.judge(report, loss, self._subject)
+        except UsageError as error:  # what was measured is worth having all the same
+            return replace(measured, errors=(error,))
+        return replace(
+            measured,
+            documents={**measured.documents, **verdict.documents},
+            warnings=(*measured.warnings, *verdict.warnings),
+            lines=(*measured.lines, *verdict.lines),
+            gate=verdict.gate,
+            updates=verdict.updates,
+        )
+
+    def _measured(self, report: GradReport, loss: Loss) -> Conclusion:
         return Conclusion(
             tables=(table(report, loss),),
             summary=summary(report, loss),
-            documents={**documents(report, loss), **verdict.documents},
+            documents=documents(report, loss),
             statuses={row.site: row.status for row in report.layers},
             warnings=(
                 *(
                     f"{site}: the gradient cannot be seen, its output is a view of its input and is written to later"
                     for site in sorted(self._unobservable)
                 ),
-                *verdict.warnings,
+                *(
+                    f"{site}: a gradient map is the same everywhere, as where a layer is averaged over the picture"
+                    for site in sorted(self._flat)
+                ),
             ),
-            lines=(*lines(report, loss), *verdict.lines),
-            gate=verdict.gate,
-            updates=verdict.updates,
+            lines=lines(report, loss),
         )
 
     def _labelled(self, batches: Iterable[DataBatch]) -> Iterator[DataBatch]:
+        kinds: dict[str, None] = {}
         for batch in batches:
-            self._labels = "the data's own" if batch.targets is not None else "the model's own predictions"
+            kinds["the data's own" if batch.targets is not None else "the model's own predictions"] = None
+            self._labels = " and ".join(kinds)
             yield batch
 
     def _targets(self, batch: Batch) -> Tensor | None:
@@ -193,6 +219,16 @@ class GradnormTask:
     def _made(self) -> GradNormProbe:
         assert self._probe is not None, "choose() comes first"
         return self._probe
+
+
+def _first_of_each_size(layers: Sequence[str], subject: Subject) -> list[str]:
+    """Where each resolution begins. Where the last one ends, before it is averaged, a gradient is flat."""
+    first: dict[tuple[int, int], str] = {}
+    for name in layers:
+        grids = (info.grid for site, info in subject.outputs.items() if site.layer == name)
+        for height, width, _ in filter(None, grids):
+            first.setdefault((height, width), name)
+    return list(first.values())
 
 
 def _heat(picture: int, site: Site, values: NDArray[np.float32]) -> Heat:

@@ -64,12 +64,18 @@ def lines(report: GradReport, loss: Loss) -> tuple[str, ...]:
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     alone = report.total_spread
     return (
-        f"total gradient norm {report.total_norm:.6g} ({_norm_words(report)}) over {_over(report)}",
+        _total_line(report),
         *([f"of each batch alone: {_range(alone)}"] if alone and report.batches > 1 else []),
         f"loss {loss.name} {loss.value:.6g}, labels: {loss.labels}",
         f"parameters: {statuses or 'none'}",
         *_first_lines(report),
     )
+
+
+def _total_line(report: GradReport) -> str:
+    if report.total is None:
+        return f"no total gradient norm, as no parameter has a gradient, over {_over(report)}"
+    return f"total gradient norm {report.total_norm:.6g} ({_norm_words(report)}) over {_over(report)}"
 
 
 def measured(report: GradReport) -> str:
@@ -92,15 +98,15 @@ def _range(of: Spread) -> str:
 
 
 def _first_lines(report: GradReport) -> Iterator[str]:
-    """Where something first was not finite, going forward and going back."""
-    for found in (report.first_forward, report.first_backward):
-        if found is not None:
-            what = "values" if found.direction == "forward" else "gradients"
-            named = f" ({listed(found.parameters)})" if found.parameters else ""
-            yield (
-                f"first {what} that are not finite: {found.site}, batch {found.batch}, "
-                f"{found.non_finite} of {found.count}: {found.why}{named}"
-            )
+    """Where something first was not finite."""
+    found = report.first_non_finite
+    if found is not None:
+        what = "values" if found.direction == "forward" else "gradients"
+        named = f" ({listed(found.parameters)})" if found.parameters else ""
+        yield (
+            f"first {what} that are not finite: {found.site}, batch {found.batch}, "
+            f"{found.non_finite} of {found.count}: {found.why}{named}"
+        )
 
 
 def _notes(report: GradReport, loss: Loss) -> tuple[str, ...]:
