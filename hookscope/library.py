@@ -14,11 +14,11 @@ from hookscope.cam import PIXELS
 from hookscope.cam.choice import spatial_selection
 from hookscope.cam.explain import Explainer
 from hookscope.cam.fusing import HOW
+from hookscope.cam.here import Passes
 from hookscope.cam.methods import method
 from hookscope.cam.outputs import embedding_of
 from hookscope.cam.plan import Made, Plan, Smooth
 from hookscope.cam.questions import Asked, Question
-from hookscope.cam.rounds import Passes
 from hookscope.cam.targets import TargetSpec, check_count, parse_targets
 from hookscope.errors import UsageError, check_choice
 from hookscope.gradpasses import gradients_of

@@ -288,7 +288,7 @@ def ablation_row() -> list[Line]:
 def scorecam_row() -> list[Line]:
     import hookscope
     from hookscope.cam.choice import site_infos
-    from hookscope.cam.rounds import at_once
+    from hookscope.cam.perturbed import at_once
 
     torch.manual_seed(0)
     model = torchvision.models.resnet18(weights=None).eval().to(memory_format=LAST)

@@ -79,7 +79,7 @@ class Company(Net):
 
 
 def test_a_score_that_depends_on_the_rest_of_the_batch_is_said():
-    from hookscope.cam.rounds import Passes
+    from hookscope.cam.here import Passes
 
     notes = []
     passes = Passes(note=notes.append)

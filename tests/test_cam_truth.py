@@ -299,7 +299,7 @@ def test_how_many_perturbed_pictures_run_at_once_makes_no_difference(name, kind,
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     maps = {}
     for mib in (1e-6, 0.5, 1024):
-        monkeypatch.setattr("hookscope.cam.rounds.MEMORY_MIB", mib)
+        monkeypatch.setattr("hookscope.cam.perturbed.MEMORY_MIB", mib)
         sizes.clear()
         maps[mib] = found(model, x, name, subject.layer, classes, relu=False)
         maps[mib, "most"] = max(sizes[-2:])
@@ -553,7 +553,7 @@ def test_the_model_is_left_as_it_was_found(name, option):
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt(), MemoryError()], ids=repr)
 @pytest.mark.parametrize("name", METHODS)
 def test_the_model_is_left_as_it_was_found_when_a_pass_raises(name, error, monkeypatch):
-    monkeypatch.setattr("hookscope.cam.rounds.MEMORY_MIB", 0.2)  # several batches of perturbed pictures
+    monkeypatch.setattr("hookscope.cam.perturbed.MEMORY_MIB", 0.2)  # several batches of perturbed pictures
     model, x = inspected(), pictures(1)
     model.left = 10**6
 

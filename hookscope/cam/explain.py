@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from hookscope.artifacts import MapStatus, Target
 from hookscope.cam.geometry import covered, mirrored_back
 from hookscope.cam.heads import PooledHead, biases, classifier_weight
+from hookscope.cam.here import Here
 from hookscope.cam.judging import Stack, Verdict, averaged, channels_of, judged, one_of_many
 from hookscope.cam.methods import Kind, Method
 from hookscope.cam.plan import Made, Plan
 from hookscope.cam.questions import Asked, scores_for
-from hookscope.cam.rounds import INPUT, Here, further, noisy, passes_needed
+from hookscope.cam.rounds import INPUT, further, noisy, passes_needed
 from hookscope.cam.scores import Score, objective
 from hookscope.layers import OutputInfo, Selection, Site
 from hookscope.layouts import is_spatial

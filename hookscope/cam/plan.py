@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.artifacts import MapStatus, Target
+from hookscope.cam.here import Passes
 from hookscope.cam.methods import Method
 from hookscope.cam.questions import Question
-from hookscope.cam.rounds import Passes
 from hookscope.errors import UsageError
 from hookscope.layers import Site
 

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from hookscope.cli.flags import (
+    TABLES,
     LayerFlags,
     add_defaults,
     all_flags,
@@ -120,7 +121,9 @@ def _probe(
 def _check_table(config: Config, name: str, own: set[str], names: Mapping[str, str]) -> None:
     """A probe's table may hold its own flags and its layers; what is shared stands above all tables."""
     allowed = [flag for flag, parameter in names.items() if parameter in own | {"layer", "exclude"}]
-    Config(f"{config.source} [{name}]", config.values[name]).defaults(name, {name: allowed})
+    # A flag that may be a table is no table of a command; what it holds is looked at with its value.
+    given = {key: "" if key in TABLES else value for key, value in config.values[name].items()}
+    Config(f"{config.source} [{name}]", given).defaults(name, {name: allowed})
 
 
 def _typed(context: typer.Context, shared: Shared) -> list[str]:

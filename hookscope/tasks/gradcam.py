@@ -11,11 +11,11 @@ from hookscope.artifacts import Heat, Sheet
 from hookscope.cam.choice import default_layer, last_layer, spatial_selection
 from hookscope.cam.explain import Explainer
 from hookscope.cam.geometry import Point, covered, on_input
+from hookscope.cam.here import Passes
 from hookscope.cam.methods import METHODS, method
 from hookscope.cam.outputs import embedding_of
-from hookscope.cam.plan import Made, Plan, Smooth
+from hookscope.cam.plan import Plan, Smooth
 from hookscope.cam.questions import Asked, Question, scores_for
-from hookscope.cam.rounds import Passes
 from hookscope.cam.scores import objective
 from hookscope.cam.targets import check_count, parse_targets
 from hookscope.errors import ImageError, NothingMeasured, UsageError
@@ -24,6 +24,7 @@ from hookscope.layouts import with_grid
 from hookscope.runner import running
 from hookscope.tasks import Conclusion, Subject
 from hookscope.tasks.camchecks import CamChecks, CheckOptions
+from hookscope.tasks.camheats import distinct, heat_of, sheets
 from hookscope.tasks.cammaps import BatchMaps
 
 if TYPE_CHECKING:
@@ -146,9 +147,9 @@ class GradcamTask:
         explainer = self._made()
         self._without_path |= frozenset[Site]().union(*done.unreached.values())
         self._unobservable |= done.unobservable
-        made = list(_distinct(explainer.maps(runner, x, done)))
+        made = list(distinct(explainer.maps(runner, x, done)))
         covers = covered(runner.model, x)
-        heats = [_heat(one, (1.0, 1.0) if METHODS[one.method].on_input else covers) for one in made]
+        heats = [heat_of(one, (1.0, 1.0) if METHODS[one.method].on_input else covers) for one in made]
         assert self._subject is not None, "choose() comes first"
         images = [item.ref.path for item in batch.items]
         heats = self._checks.checked(BatchMaps(heats, made, explainer, runner, x, self._subject, images))
@@ -158,7 +159,7 @@ class GradcamTask:
                 self._missing[f"{batch.items[heat.image].ref.path}: {heat.target.missing}"] = None
         yield from self._ranged(heats)
         if self._options.sheet:
-            yield from _sheets(self._ranged(heats))
+            yield from sheets(self._ranged(heats))
 
     def conclude(self) -> Conclusion:
         statuses = {site: self._status(site, said) for site, said in self._statuses.items()}
@@ -314,44 +315,3 @@ def _reference(subject: Subject, question: Question, options: GradcamOptions) ->
     with running(subject.model, [], Selection(())) as runner:
         output = runner.outputs(picture)
     return embedding_of(output, question.key)[0], PurePath(path).name
-
-
-def _distinct(made: Iterable[Made]) -> Iterator[Made]:
-    """Each map once: `top1` and the same class by its id are one."""
-    seen: set[tuple[object, ...]] = set()
-    for one in made:
-        target = one.target
-        what = (
-            None
-            if target is None
-            else (target.index, target.against, target.box, target.missing and target.name)
-        )
-        own = target.name if target is not None and target.index is None else ""
-        key = (one.image, one.site, one.method, what, own)
-        if key not in seen:
-            seen.add(key)
-            yield one
-
-
-def _heat(made: Made, covers: tuple[float, float]) -> Heat:
-    return Heat(
-        kind="gradcam",
-        image=made.image,
-        site=made.site,
-        method=made.method,
-        values=made.values,
-        minimum=made.minimum,
-        maximum=made.maximum,
-        status=made.status,
-        target=made.target,
-        signed=made.signed,
-        covers=covers,
-    )
-
-
-def _sheets(heats: Iterable[Heat]) -> Iterator[Sheet]:
-    by_image: dict[int, list[Heat]] = {}
-    for heat in heats:
-        by_image.setdefault(heat.image, []).append(heat)
-    for image, members in by_image.items():
-        yield Sheet(image, tuple(members))
