@@ -38,7 +38,10 @@ def heats(stem):
     return {f"{stem}.heat.png", f"{stem}.npy", f"{stem}.overlay.jpg"}
 
 
-NORMS = {"gradnorm.csv", "gradnorm.json", "gradnorm.md", "gradnorm.png"}
+NORMS = {
+    "gradnorm.csv", "gradnorm.json", "gradnorm.md", "gradnorm.png", "gradnorm-ratio.png", "gradnorm.junit.xml",
+    "gradnorm.sarif", "gradnorm-baseline.json",
+}  # fmt: skip
 
 SUCCESSES = {
     "featuremaps": ("featuremaps net.py:build pics/0.png", {"0/conv.png"}, "1 file in out"),

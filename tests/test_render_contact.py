@@ -114,7 +114,7 @@ def test_what_is_written(said):
     [
         ([make([[1.0]], vmax=4.0), make([[4.0]], target=DOG, vmax=4.0)], {"1 .. 1 of 4", "4 .. 4", "4"}),
         ([make([[1.0]], vmax=4.0), make([[1.0]], target=DOG, vmax=2.0)], {"1 .. 1 of 4", "1 .. 1 of 2"}),
-        ([make([[-1.0, 0.5]], signed=True)], {"minus the same", "each map's own greatest magnitude"}),
+        ([make([[-1.0, 0.5]], signed=True)], {"against", "for: each map's own greatest magnitude"}),
         ([make([[-1.0, 0.5]], signed=True, vmax=3.0)], {"-3", "3", "-1 .. 0.5 of 3"}),
     ],
     ids=["one-scale", "two-scales", "signed", "signed-scale"],

@@ -34,8 +34,8 @@ class Passes:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise UsageError(f"samples {self.samples!r} are none", "1 or more noisy pictures")
-        if not 0 < self.noise < float("inf"):
-            raise UsageError(f"noise {self.noise!r} is no deviation", "a share above 0, such as 0.15")
+        if not 0 <= self.noise < float("inf"):
+            raise UsageError(f"noise {self.noise!r} is no deviation", "a share of 0 or more, such as 0.15")
         if self.top_channels is not None and self.top_channels < 1:
             raise UsageError(f"top channels {self.top_channels!r} are none", "1 or more")
 

@@ -139,6 +139,9 @@ class GradnormFlags:
                 "--target is a class for every picture, and --data has its own", "leave one of them out"
             )
         limits = {"max-norm": self.max_norm, "min-norm": self.min_norm}
+        for name, value in limits.items():
+            if value is not None and not value >= 0:
+                raise UsageError(f"--{name} {value:g} is no limit", "a limit is a number of 0 or more")
         gate = GateOptions(
             fail_on=self.fail_on,
             severity=assignments(self.severity, "--severity"),

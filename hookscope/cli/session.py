@@ -133,20 +133,20 @@ def _job(
     from hookscope.job import Job
     from hookscope.output.directory import OutputDir
 
-    tasks = [flags.task(shared) for flags in probes.values()]
-    _check_together(tasks)
-    data, most = _data(probes, images or (), shared.pictures, dry_run=shared.talk.dry_run)
-    found_of = _finder(spec, images or (), shared.pictures) if data is None else _no_pictures
     out = shared.output.out
     if out == "":
         raise UsageError("--out '' names no directory", "an unset variable? . is the current directory")
     place = Path(out) if out is not None else Path("hookscope-out") / command
+    for flags in probes.values():
+        _check_apart(flags.baseline, place)
+    tasks = [flags.task(shared) for flags in probes.values()]
+    _check_together(tasks)
+    data, most = _data(probes, images or (), shared.pictures, dry_run=shared.talk.dry_run)
+    found_of = _finder(spec, images or (), shared.pictures) if data is None else _no_pictures
     directory = OutputDir(
         place, command=command, overwrite=shared.output.overwrite, default_place=out is None
     )
     directory.check()
-    for flags in probes.values():
-        _check_apart(flags.baseline, place)
     loaded = load(spec, shared.model, shared.preprocess, shared.run.seed, bar)
     if data is not None:
         loaded = _without_pictures(loaded)

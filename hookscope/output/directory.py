@@ -21,6 +21,8 @@ from hookscope.errors import OutputError
 from hookscope.output.journal import JOURNAL, MANIFEST, TEMPORARY, Contents, Owner, inspect, is_inside
 from hookscope.output.manifest import SCHEMA, Manifest, encoded, plain, to_json, to_json_line
 
+_ELSEWHERE = "name another file, or see who may write there"
+
 
 class OutputDir:
     """A directory that one run writes: `check`, `begin`, then `reserve` and `write` for each file, `finish`.
@@ -175,14 +177,16 @@ class OutputDir:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, hint: str = "choose another directory with -o") -> Iterator[None]:
     """An `OSError` inside becomes an `OutputError` with the path and the system's reason."""
     try:
         yield
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else str(path)
+        if Path(where).name.startswith(TEMPORARY):
+            where = str(path)
         reason = error.strerror or str(error)
-        raise OutputError(f"cannot write {where!r}: {reason}", "choose another directory with -o") from error
+        raise OutputError(f"cannot write {where!r}: {reason}", hint) from error
 
 
 def _check_place(path: Path) -> None:
@@ -264,7 +268,7 @@ def replace_file(path: Path, data: bytes) -> None:
         OutputError: it cannot be written.
     """
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    with _explained(path):
+    with _explained(path, _ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.write_bytes(data)
@@ -279,5 +283,5 @@ def append_text(path: Path, text: str) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    with _explained(path), open(path, "ab") as file:
+    with _explained(path, _ELSEWHERE), open(path, "ab") as file:
         file.write(text.encode("utf-8", "backslashreplace"))
