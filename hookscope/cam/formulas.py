@@ -30,10 +30,13 @@ def gradcam_plusplus(activation: Tensor, gradient: Tensor) -> Tensor:
     gradient or the denominator is 0.
     """
     positive = gradient.clamp(min=0)
-    denominator = (activation.sum(dim=(2, 3), keepdim=True) * positive).add_(2)
-    denominator.masked_fill_(denominator == 0, float("inf"))
     # In place: fresh tensors of this size cost more than the arithmetic.
-    return _weighted(positive.div_(denominator).sum(dim=(2, 3), keepdim=True), activation)
+    denominator = (activation.sum(dim=(2, 3), keepdim=True) * positive).add_(2)
+    weights = (positive / denominator).sum(dim=(2, 3), keepdim=True)
+    if not weights.isfinite().all():
+        denominator.masked_fill_(denominator == 0, float("inf"))
+        weights = (positive / denominator).sum(dim=(2, 3), keepdim=True)
+    return _weighted(weights, activation)
 
 
 def smoothgradcam_plusplus(activation: Tensor, moments: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -88,7 +91,7 @@ def layercam(activation: Tensor, gradient: Tensor) -> Tensor:
     Jiang et al., LayerCAM: Exploring Hierarchical Class Activation Maps for Localization, IEEE TIP 2021,
     eq. 4 to 6.
     """
-    return (gradient.clamp(min=0) * activation).sum(dim=1)
+    return gradient.clamp(min=0).mul_(activation).sum(dim=1)
 
 
 def cam(activation: Tensor, gradient: Tensor) -> Tensor:

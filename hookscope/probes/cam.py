@@ -210,4 +210,5 @@ class GradientReachProbe(Probe):
 
 def flat_pictures(gradient: Tensor) -> tuple[bool, ...]:
     """For every picture, whether its gradient (N, ...) is zero everywhere."""
-    return tuple((gradient.abs().flatten(1).amax(dim=1) == 0).tolist())
+    axes = tuple(range(1, gradient.dim()))
+    return tuple((gradient.abs().amax(dim=axes) == 0).tolist())
