@@ -108,6 +108,8 @@ class GradBaseline:
             UsageError: it was measured otherwise.
         """
         for field in fields(Measured):
+            if field.name == "batches" and not measured.train_mode:
+                continue  # figures of the mean loss do not depend on them
             old, new = getattr(self.measured, field.name), getattr(measured, field.name)
             if old != new:
                 words = field.name.replace("_", " ")

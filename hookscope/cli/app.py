@@ -83,7 +83,9 @@ def _ended(error: BaseException) -> int:
         talk.complain("error", error.message, error.hint)
         return int(error.exit_code)
     if isinstance(error, MemoryError):
-        talk.complain("error", "the memory does not suffice", "a smaller --batch-size, --resize, or fewer layers")
+        talk.complain(
+            "error", "the memory does not suffice", "a smaller --batch-size, --resize, or fewer layers"
+        )
         return int(ExitCode.MODEL)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         talk.complain("error", "interrupted", " ".join(getattr(error, "__notes__", ())))

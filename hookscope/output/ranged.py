@@ -60,7 +60,9 @@ class Ranged:
         """The writing of a picture's overlays, heat maps and contact sheet, once all values of the run are written."""
         kept = self._kept.get(picture, _Kept())
         heats = [
-            replace(heat, values=np.load(self._out.path / name, allow_pickle=False), vmax=self._tops[heat.method])
+            replace(
+                heat, values=np.load(self._out.path / name, allow_pickle=False), vmax=self._tops[heat.method]
+            )
             for heat, name in kept.heats
         ]
         options = replace(self._options, parts=("overlay", "heatmap"))

@@ -37,4 +37,6 @@ class ShapeProbe(Probe):
             return None
         site, latest, version = self._latest
         same_memory = latest.data_ptr() == tensor.data_ptr() and latest.stride() == tensor.stride()
-        return site if same_memory and latest.shape == tensor.shape and version_of(tensor) == version else None
+        return (
+            site if same_memory and latest.shape == tensor.shape and version_of(tensor) == version else None
+        )
