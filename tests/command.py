@@ -39,6 +39,21 @@ class Tokens(Net):
     """Neither a classifier nor a map."""
     def forward(self, x): return self.relu(self.conv(x)).flatten(2)
 
+class Fixed(nn.Module):
+    """The same for any number of pictures."""
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x): return self.conv(torch.ones(1, 3, *x.shape[2:]))
+
+class Positions(Net):
+    def __init__(self):
+        super().__init__()
+        self.pos = Fixed()
+
+    def forward(self, x): return super().forward(x + self.pos(x))
+
 class Detached(Net):
     def forward(self, x): return super().forward(x).detach()
 

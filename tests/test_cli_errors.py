@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Shell, assert_journal, assert_whole, picture, tree
+from command import Shell, assert_journal, assert_whole, manifest, picture, tree
 
 from hookscope.errors import ExitCode, worst
 
@@ -59,6 +59,7 @@ FAILURES = {
     "loss-is-no-callable": ("gradnorm net.py:build pics --loss net.py:number", 2, "is no callable", "output"),
     "limit-is-no-number": ("gradnorm net.py:build pics --max-norm nan", 2, "--max-norm nan", ""),
     "no-classifier": ("gradcam net.py:Tokens pics -o out", 2, "no class scores", "--target norm"),
+    "huge-crop": (cam("pics --crop 100000000"), 2, "--crop '100000000' is too large", "32768 pixels"),
     "no-place": ("gradcam net.py:build pics -o ''", 2, "--out '' names no directory", "unset"),
     "size-and-picture": ("layers net.py:build pics/0.png --input-size 8x8", 2, "both a picture", "one of them"),
     "no-input-size": ("layers net.py:build --input-size 8y8 --dry-run", 2, "--input-size '8y8'", "HEIGHTxWIDTH"),
@@ -288,3 +289,11 @@ def test_a_full_disk_costs_results_not_the_truth_of_the_exit_code(shell, words, 
         said = process.communicate()[1] or ""
     assert process.returncode == code
     assert "Traceback" not in said
+
+
+def test_layers_that_give_no_map_are_nothing_measured(shell):
+    done = shell("gradcam net.py:Positions pics -l pos -o out")
+    assert done.code == 5
+    assert "error: no map could be made" in done.err
+    assert "hint: `hookscope layers MODEL IMAGE`" in done.err
+    assert [record["status"] for record in manifest("out")["images"]] == ["ok"] * 3

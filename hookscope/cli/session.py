@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from hookscope.tasks import Task
 
 
+_MOST_PX = 2**15
+
+
 class ProbeFlags(Protocol):
     """A command's own flags: they know what task they mean and how its pictures are drawn.
 
@@ -351,7 +354,10 @@ def parsed_size(flag: str, text: str, counts: Sequence[int], hint: str) -> tuple
     parts = text.lower().split("x")
     if len(parts) not in counts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(f"{flag} {text!r} is not a size", hint)
-    return tuple(map(int, parts))
+    sizes = tuple(map(int, parts))
+    if max(sizes) > _MOST_PX:
+        raise UsageError(f"{flag} {text!r} is too large", f"{_MOST_PX} pixels at the most")
+    return sizes
 
 
 def _size(flag: str, text: str | None) -> int | tuple[int, int] | None:

@@ -162,6 +162,11 @@ class GradcamTask:
             yield from sheets(self._ranged(heats))
 
     def conclude(self) -> Conclusion:
+        if not self._statuses:
+            raise NothingMeasured(
+                "no map could be made: the chosen layers do not return one activation for each picture",
+                "`hookscope layers MODEL IMAGE` shows what they return",
+            )
         statuses = {site: self._status(site, said) for site, said in self._statuses.items()}
         warnings = [
             *self._notes,
