@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Shell, manifest, picture
+from command import Shell, manifest, picture, tree
 
 from hookscope.checks.baseline import Baseline
 from hookscope.errors import ExitCode, UsageError
@@ -279,9 +279,10 @@ def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
 def test_a_run_must_not_replace_its_baseline(shell, out):
     with_map(Path("out"))
     Path("link").symlink_to("out")
-    with pytest.raises(UsageError, match="is where this run writes"):
-        Baseline.read("out/manifest.json").check_apart(Path(out))
-    Baseline.read("out").check_apart(Path("other"))
+    kept = tree("out")
+    done = shell(f"gradcam net.py:build pics --baseline out/manifest.json -o {out} --overwrite")
+    assert (done.code, "is where this run writes" in done.err) == (2, True)
+    assert tree("out") == kept
 
 
 def test_what_differs_in_the_run_is_told(shell):

@@ -60,7 +60,7 @@ class Baseline:
             UsageError: there is none, its run was interrupted, or it is not what hookscope writes.
         """
         name = str(path)
-        with _readable(name):
+        with readable(name, _HINT):
             file = _manifest_file(Path(path), name)
             data = file.read_bytes()
         found = _parsed(data, str(file))
@@ -95,7 +95,7 @@ class Baseline:
             UsageError: the file is missing, leads out of the directory, cannot be read, or is another by now.
         """
         place = self.root / record.path
-        with _readable(str(place)):
+        with readable(str(place), _HINT):
             if not place.resolve().is_relative_to(self.root.resolve()):
                 raise UsageError(f"{str(place)!r} is a link out of the baseline {self.path!r}", _AGAIN)
             if not place.is_file():
@@ -123,19 +123,6 @@ class Baseline:
             raise self._no_map(record, f"{array.dtype}, shape {array.shape}")
         return array.astype(np.float32, copy=False)
 
-    def check_apart(self, out: Path) -> None:
-        """Nothing, where a run that writes to `out` leaves the baseline as it is.
-
-        Raises:
-            UsageError: it would replace it before the comparison.
-        """
-        with _readable(self.path):
-            same = out.resolve() == self.root.resolve()
-        if same:
-            raise UsageError(
-                f"the baseline {self.path!r} is where this run writes", "choose another directory with -o"
-            )
-
     def differences(self, model: Mapping[str, Any], versions: Mapping[str, str]) -> tuple[str, ...]:
         """In words, what is not the same in this run, given the records that its manifest has of it."""
         said = [
@@ -157,14 +144,14 @@ class Baseline:
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
+def readable(name: str, hint: str) -> Iterator[None]:
     """What a path can do to the system's calls, as a `UsageError`."""
     try:
         yield
     except OSError as error:
-        raise UsageError(f"the baseline {name!r} cannot be read: {error.strerror or error}", _HINT) from error
+        raise UsageError(f"the baseline {name!r} cannot be read: {error.strerror or error}", hint) from error
     except (ValueError, RuntimeError) as error:  # a name that is no text; a circle of links
-        raise UsageError(f"the baseline {name!r} cannot be read: {one_line(error)}", _HINT) from error
+        raise UsageError(f"the baseline {name!r} cannot be read: {one_line(error)}", hint) from error
 
 
 def _manifest_file(path: Path, name: str) -> Path:

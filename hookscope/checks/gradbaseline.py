@@ -8,18 +8,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookscope.checks.baseline import readable
 from hookscope.checks.gradfigures import KIND, SCHEMA, Figure, Figures, GradBaseline, Made, Measured, short
 from hookscope.errors import UsageError
 from hookscope.output.journal import MANIFEST
 from hookscope.wording import counted, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 FILE = "gradnorm-baseline.json"
 """What the document is called in an output directory of `gradnorm`."""
@@ -38,7 +38,7 @@ def read(path: str | Path) -> GradBaseline:
         UsageError: there is none, or it is not what hookscope writes; the hint says how to make one.
     """
     name, place = str(path), Path(path)
-    with _readable(name):
+    with readable(name, _HINT):
         if not place.exists():
             raise UsageError(f"the baseline {name!r} does not exist", _HINT)
         if place.is_dir() or place.name == MANIFEST:
@@ -59,7 +59,7 @@ def to_update(path: str | Path) -> GradBaseline | None:
         UsageError: the path is a directory, or a file that is no baseline: that is not overwritten.
     """
     name, place = str(path), Path(path)
-    with _readable(name):
+    with readable(name, _HINT):
         if place.is_dir() or place.name == MANIFEST:
             raise UsageError(
                 f"{name!r} is an output directory", f"--update-baseline takes a file, such as {FILE}"
@@ -175,14 +175,3 @@ class _Reader:
     def _broken(self, key: str, value: Any) -> UsageError:
         name = key if len(key) <= _LONGEST else f"{key[:_LONGEST]}…"
         return UsageError(f"the baseline {self._name!r} is broken: {name} is {short(value)}", _AGAIN)
-
-
-@contextmanager
-def _readable(name: str) -> Iterator[None]:
-    """What a path can do to the system's calls, as a `UsageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"the baseline {name!r} cannot be read: {error.strerror or error}", _HINT) from error
-    except (ValueError, RuntimeError) as error:  # a name that is no text; a circle of links
-        raise UsageError(f"the baseline {name!r} cannot be read: {one_line(error)}", _HINT) from error
