@@ -290,6 +290,13 @@ def test_the_demo_knows_the_cat(shell):
     assert_whole("hookscope-out/demo")
 
 
+def test_the_demo_shows_the_cat_first(shell):
+    done = shell("demo")
+    assert done.code == 0
+    assert "features.gradcam.285-Egyptian-cat.overlay.jpg" in done.out
+    assert "for instance hookscope-out/demo/gradcam/cat/" in done.out
+
+
 def test_the_demo_model_needs_no_pictures_of_yours(shell):
     done = shell("gradcam demo -t 'egyptian_cat' -o out")
     assert done.code == 0

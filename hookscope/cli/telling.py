@@ -62,9 +62,9 @@ def _tell_results(report: Report, job: Job, flags: TalkFlags) -> None:
 
 
 def _first(manifest: Manifest) -> Mapping[str, Any]:
-    """The first overlay in the order in which maps are made; without one a page for people, or the first file.
+    """The first overlay in the order in which maps are made, one of a class before others.
 
-    Overlays of gradients are an extra, and the page says more.
+    Without one a page for people, or the first file. Overlays of gradients are an extra, and the page says more.
     """
     overlays = [
         record
@@ -76,6 +76,7 @@ def _first(manifest: Manifest) -> Mapping[str, Any]:
     layers = [record["layer"] for record in manifest.layers]
 
     own = manifest.options.get("gradcam", manifest.options)
+    own = own.get("flags", own)  # in a recipe the layers stand beside the flags
 
     def order(record: Mapping[str, Any]) -> tuple[Any, ...]:
         target = _asked_at(record.get("asked", ""), own.get("target", ()))
@@ -84,7 +85,7 @@ def _first(manifest: Manifest) -> Mapping[str, Any]:
             record["call"],
             _place(record["method"], own.get("method", ())),
         )
-        return pictures.index(record["image"]), target, place
+        return record["kind"] != "gradcam", pictures.index(record["image"]), target, place
 
     return min(overlays, key=order, default=[*pages, *manifest.artifacts][0])
 
