@@ -20,20 +20,25 @@ if TYPE_CHECKING:
     from hookscope.library import feature_maps as feature_maps
     from hookscope.library import gradcam as gradcam
     from hookscope.library import gradnorm as gradnorm
+    from hookscope.library import stats as stats
     from hookscope.models import LoadedModel as LoadedModel
     from hookscope.models import load_model as load_model
+    from hookscope.monitor.monitor import GradientMonitor as GradientMonitor
     from hookscope.runner import list_layers as list_layers
+    from hookscope.statsreport import StatsReport as StatsReport
 
 __version__ = "0.2.0"
 
 _HOMES = {
     "CamMap": "library",
     "GradReport": "gradreport",
+    "GradientMonitor": "monitor.monitor",
     "LayerInfo": "layers",
     "LoadedModel": "models",
     "Needs": "hooks",
     "Probe": "hooks",
     "Site": "layers",
+    "StatsReport": "statsreport",
     "attached": "hooks",
     "feature_maps": "library",
     "gradcam": "library",
@@ -41,6 +46,7 @@ _HOMES = {
     "list_layers": "runner",
     "load_model": "models",
     "preserved": "hooks",
+    "stats": "library",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

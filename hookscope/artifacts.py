@@ -12,6 +12,7 @@ from hookscope.layers import Site
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
     Floats = NDArray[np.float32]
 
@@ -154,3 +155,18 @@ class Table:
     notes: tuple[str, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Features of consecutive pictures: one row each, in every array.
+
+    `arrays`: by the site's name, (rows, ...), torch tensors on the CPU. `rows`: each picture's place in the run, path
+    and label. `number`: of the shard in the run; `part`: of the shard, where pictures of several sizes part it.
+    """
+
+    number: int
+    part: int
+    arrays: Mapping[str, Tensor]
+    rows: tuple[tuple[int, str, int | str | None], ...]
+    kind: str = "extract"

@@ -51,7 +51,7 @@ def gradients_of(
         NothingMeasured: there was not one batch.
     """
     probe = GradNormProbe(layers=frozenset(selection.names), norm=norm)
-    seen = _Seen(selection)
+    seen = Outcomes(selection)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     everything = Selection(tuple(all_names(model)))
     with running(model, [probe], everything, train_seed=train_seed) as runner:
@@ -72,7 +72,7 @@ def _pass(runner: Runner, batch: DataBatch, loss: LossFunction) -> Pass:
     return runner.forward(batch.x, lambda output: [objective])
 
 
-class _Seen:
+class Outcomes:
     """What became of the layers, over all batches."""
 
     def __init__(self, selection: Selection) -> None:

@@ -81,6 +81,20 @@ class Layouts:
         self.outputs.clear()
 
 
+def received_layout(
+    module: nn.Module, shape: Shape, known: Mapping[Site, OutputInfo], input_shape: Shape
+) -> str:
+    """The layout of what a layer receives, where it is no layer's output: as its class reads it.
+
+    Else that of the latest output of such a shape, whatever the number of pictures; `""` where there is none.
+    """
+    own = _by_class(module, shape, input_shape)
+    if own is not None:
+        return own
+    same = (info.layout for info in reversed([*known.values()]) if info.shape[1:] == shape[1:])
+    return next(filter(None, same), "")
+
+
 def is_spatial(info: OutputInfo) -> bool:
     """Whether the output has more than one position on the picture."""
     positions = info.grid[0] * info.grid[1] if info.grid is not None else 0
@@ -133,12 +147,20 @@ def _layout(record: Record, module: nn.Module, known: Mapping[Site, OutputInfo],
         return ""
     if record.same_as is not None and record.same_as in known:
         return known[record.same_as].layout
+    own = _by_class(module, shape, input_shape)
+    if own is not None:
+        return own
+    permuted = _permuted(module, shape, known)
+    return permuted or _inherited(record, known) or _by_shape(shape, known, input_shape)
+
+
+def _by_class(module: nn.Module, shape: Shape, input_shape: Shape) -> str | None:
+    """The layout of what a layer of that class reads and gives; `None` where the class says nothing."""
     if isinstance(module, _FIRST) or type(module).__name__.endswith("2d"):
         return _BY_RANK_FIRST.get(len(shape), "")
     if isinstance(module, _LAST) and not _norms_several_axes(module):
         return _channels_last(shape, input_shape) if getattr(module, "batch_first", True) else ""
-    permuted = _permuted(module, shape, known)
-    return permuted or _inherited(record, known) or _by_shape(shape, known, input_shape)
+    return None
 
 
 def _channels_last(shape: Shape, input_shape: Shape) -> str:

@@ -19,6 +19,7 @@ from hookscope.errors import HookscopeError, ModelError
 from hookscope.hooks import Attachment, Edit, Probe, attached, came_from_probe, preserved
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, all_names, modules_by_name
 from hookscope.layouts import Layouts
+from hookscope.nested import tensors_in
 from hookscope.passes import Objective as Objective
 from hookscope.passes import Pass as Pass
 from hookscope.passes import called, entering, pictures_in, requiring
@@ -242,13 +243,13 @@ def _ready(
         yield Runner(model, hooks, None if whole else Cut(), trainable)
 
 
-def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
+def list_layers(model: nn.Module, x: Any = None) -> list[LayerInfo]:
     """Every module once, in model order; with `x`, also what each call of it returned.
 
     Args:
         model: any module.
-        x: (N, C, H, W) input for one forward pass, on the model's device. Without it nothing is run, and
-            `calls`, `outputs` and `status` stay unknown.
+        x: (N, C, H, W) input for one forward pass, or what else `passes.called` takes, on the model's device. Without
+            it nothing is run, and `calls`, `outputs` and `status` stay unknown.
 
     Raises:
         ModelError: the model raised on `x`.
@@ -256,7 +257,8 @@ def list_layers(model: nn.Module, x: Tensor | None = None) -> list[LayerInfo]:
     model, _ = unwrapped(model)
     if x is None:
         return _static_infos(model)
-    layouts = Layouts(modules_by_name(model), tuple(x.shape))
+    first = next((tensor for _, tensor in tensors_in(x)), None)
+    layouts = Layouts(modules_by_name(model), () if first is None else tuple(first.shape))
     everything = Selection(tuple(all_names(model)))
     with running(model, [ShapeProbe(layouts)], everything) as runner:
         runner.forward(x)

@@ -36,8 +36,16 @@ class DataBatch:
     pictures: int
 
 
-def checked(source: Any, name: str = "batches", *, limit: int | None = None) -> Iterator[DataBatch]:
+def checked(
+    source: Any, name: str = "batches", *, limit: int | None = None, paired: bool = True
+) -> Iterator[DataBatch]:
     """Batches of any iterable of (input, target).
+
+    Args:
+        source: the iterable.
+        name: what messages call it.
+        limit: of how many batches to take.
+        paired: a batch must have targets; otherwise a pair's second is left aside, and all else is an input alone.
 
     Raises:
         UsageError: it is none, one of its batches is no pair or empty, or it raised.
@@ -47,7 +55,7 @@ def checked(source: Any, name: str = "batches", *, limit: int | None = None) -> 
         raise UsageError(f"{limit!r} batches are none", "1 or more")
     number = -1
     for number, batch in enumerate(_told(source, name, limit)):
-        yield _checked_batch(batch, name, number)
+        yield _checked_batch(batch, name, number, paired=paired)
     if number < 0:
         raise NothingMeasured(f"the data {name!r} gave no batch", _WANTED)
 
@@ -91,9 +99,12 @@ def _told(source: Any, name: str, limit: int | None) -> Iterator[Any]:
         ) from error
 
 
-def _checked_batch(batch: Any, name: str, number: int) -> DataBatch:
+def _checked_batch(batch: Any, name: str, number: int, *, paired: bool) -> DataBatch:
     where = f"batch {number} of the data {name!r}"
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if not is_pair and not paired:
+        batch = (batch, None)
+    elif not is_pair:
         raise UsageError(f"{where} is {_described(batch)}, no pair of (input, target)", _WANTED)
     x, targets = batch
     pictures = pictures_in(x)

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import bench_monitor
 import torch
 import torchvision
 
@@ -606,6 +607,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "scorecam": scorecam_row,
     "eigencam": eigencam_row,
     "bf16": bf16_row,
+    **bench_monitor.ROWS,
 }
 
 

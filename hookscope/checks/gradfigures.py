@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from hookscope.checks import measured as how
 from hookscope.checks.gradrows import layer_rows
+from hookscope.checks.measured import Made as Made
+from hookscope.checks.measured import check_same
 from hookscope.checks.rules import Place
-from hookscope.errors import UsageError
 from hookscope.output.manifest import encoded, to_json
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ KIND = "gradnorm-baseline"
 SCHEMA = 1
 DIGITS = 4
 """Significant digits of a figure."""
-
-_LONGEST = 80
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,6 @@ class Measured:
     train_mode: bool
     pictures: int
     batches: int
-
-
-@dataclass(frozen=True)
-class Made:
-    """By what they were made; another model, other weights or versions are worth a warning."""
-
-    model: str
-    weights: str
-    versions: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -107,30 +98,12 @@ class GradBaseline:
         Raises:
             UsageError: it was measured otherwise.
         """
-        for field in fields(Measured):
-            if field.name == "batches" and not measured.train_mode:
-                continue  # figures of the mean loss do not depend on them
-            old, new = getattr(self.measured, field.name), getattr(measured, field.name)
-            if old != new:
-                words = field.name.replace("_", " ")
-                raise UsageError(
-                    f"the baseline {self.path!r} was measured otherwise: {words} {short(old)}, here {short(new)}",
-                    "measure as it was, or make another with --update-baseline",
-                )
+        # Figures of the mean loss do not depend on the batches in eval mode.
+        check_same(self.measured, measured, self.path, () if measured.train_mode else ("batches",))
 
     def differences(self, made: Made) -> tuple[str, ...]:
         """In words, what is not the same in this run, and does not forbid to compare."""
-        pairs: list[tuple[str, str | None, str | None]] = [
-            ("model", self.made.model, made.model),
-            ("weights", self.made.weights, made.weights),
-        ]
-        versions = sorted({*self.made.versions, *made.versions})
-        pairs += [(name, self.made.versions.get(name), made.versions.get(name)) for name in versions]
-        return tuple(
-            f"the baseline was made with {name} {short(old)}, here it is {short(new)}"
-            for name, old, new in pairs
-            if old != new
-        )
+        return self.made.differences(made)
 
 
 def figures_of(report: GradReport) -> Figures:
@@ -166,7 +139,7 @@ def layer_place(site: str) -> Place:
 
 def rounded(value: float) -> float:
     """The value to as many digits as are stable."""
-    return float(f"{value:.{DIGITS}g}")
+    return how.rounded(value, DIGITS)
 
 
 def _figure(size: Magnitude | None, norm: float, status: str, shape: str) -> Figure:
@@ -177,12 +150,3 @@ def _figure(size: Magnitude | None, norm: float, status: str, shape: str) -> Fig
 
 def _entries(size: Magnitude | None, pictures: int) -> str:
     return "" if size is None else f"{size.count / max(pictures, 1):.12g}"
-
-
-def short(value: Any) -> str:
-    """A value of a foreign document, quoted, not too long."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hookscope.checks.findings import SEVERITIES
 from hookscope.checks.gradrules import LIMITS, RULES
-from hookscope.checks.rules import assignments
 from hookscope.cli.drawing import Alpha, Cmap, Format, View, drawing_of
+from hookscope.cli.gateflags import GATE, GateFlags, fail_on_option, limits_option
 from hookscope.errors import UsageError
 from hookscope.losses import LOSSES, LossFunction
 
 if TYPE_CHECKING:
-    from hookscope.cli.flags import LayerFlags
     from hookscope.cli.session import Shared
     from hookscope.job import Drawing
     from hookscope.tasks import Task
 
-_GATE = "Gate"
 _DATA = "Data"
-_RULES = ", ".join(rule.name for rule in RULES)
-_LIMITS = ", ".join(limit.name for limit in LIMITS)
 
 
 @dataclass(frozen=True)
-class GradnormFlags:
-    """What `gradnorm` adds."""
+class _LossFlags:
+    """What is differentiated, of what."""
 
     loss: Annotated[
         str,
@@ -77,50 +70,22 @@ class GradnormFlags:
             help="Also gradient sizes on the pictures, at the layers of -l or at each resolution's first.",
         ),
     ] = False
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            metavar="error|warn|RULE,...",
-            rich_help_panel=_GATE,
-            help=f"Which findings exit with 1. {_RULES}.",
-        ),
-    ] = "error"
+
+
+@dataclass(frozen=True)
+class GradnormFlags(GateFlags, _LossFlags):
+    """What `gradnorm` adds."""
+
+    fail_on: Annotated[str, fail_on_option(RULES)] = "error"
+    limits: Annotated[list[str], limits_option(LIMITS)] = field(default_factory=list)
     max_norm: Annotated[
         float | None,
-        typer.Option(metavar="X", rich_help_panel=_GATE, help="Fail when the total norm is above X."),
+        typer.Option(metavar="X", rich_help_panel=GATE, help="Fail when the total norm is above X."),
     ] = None
     min_norm: Annotated[
         float | None,
-        typer.Option(metavar="X", rich_help_panel=_GATE, help="Fail when the total norm is below X."),
+        typer.Option(metavar="X", rich_help_panel=GATE, help="Fail when the total norm is below X."),
     ] = None
-    severity: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[GLOB:]RULE=LEVEL",
-            rich_help_panel=_GATE,
-            help=f"{', '.join(SEVERITIES)}; repeatable, a table in a configuration.",
-        ),
-    ] = field(default_factory=list)
-    limits: Annotated[
-        list[str],
-        typer.Option(
-            metavar="[GLOB:]NAME=X",
-            rich_help_panel=_GATE,
-            help=f"{_LIMITS}; repeatable, a table in a configuration.",
-        ),
-    ] = field(default_factory=list)
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|DIR", rich_help_panel=_GATE, help="Fail on drift from an earlier run's figures."
-        ),
-    ] = None
-    update_baseline: Annotated[
-        bool,
-        typer.Option(
-            "--update-baseline", rich_help_panel=_GATE, help="Write this run's figures to --baseline."
-        ),
-    ] = False
     cmap: Cmap = "inferno"
     alpha: Alpha = 0.6
     view: View = "original"
@@ -129,7 +94,6 @@ class GradnormFlags:
     def task(self, shared: Shared) -> Task:
         """The task of these flags."""
         from hookscope.magnitudes import parse_norm
-        from hookscope.tasks.gradgate import GateOptions
         from hookscope.tasks.gradnorm import GradnormOptions, GradnormTask
 
         if self.maps and self.data is not None:
@@ -142,20 +106,7 @@ class GradnormFlags:
         for name, value in limits.items():
             if value is not None and not value >= 0:
                 raise UsageError(f"--{name} {value:g} is no limit", "a limit is a number of 0 or more")
-        gate = GateOptions(
-            fail_on=self.fail_on,
-            severity=assignments(self.severity, "--severity"),
-            limits={
-                **assignments(self.limits, "--limits"),
-                **{name: value for name, value in limits.items() if value is not None},
-            },
-            baseline=self.baseline,
-            update_baseline=self.update_baseline,
-            precision=shared.model.precision,
-            layers=_layers(shared.layers),
-            # GitHub wants paths from the repository's root, wherever in it the step runs.
-            root=Path(os.environ.get("GITHUB_WORKSPACE") or "."),
-        )
+        gate = self.gate_options(shared, {name: value for name, value in limits.items() if value is not None})
         options = GradnormOptions(
             layer=tuple(shared.layers.layer),
             exclude=tuple(shared.layers.exclude),
@@ -174,12 +125,6 @@ class GradnormFlags:
         """How the maps are drawn."""
         drawing = drawing_of(self.cmap, self.alpha, self.view, self.format, overlay=self.maps)
         return replace(drawing, overlay=self.maps)
-
-
-def _layers(flags: LayerFlags) -> str:
-    """Which layers are chosen, in words, for a baseline."""
-    chosen, without = ", ".join(flags.layer) or "**", ", ".join(flags.exclude)
-    return f"{chosen} without {without}" if without else chosen
 
 
 def _loaded(spec: str) -> LossFunction:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from hookscope.artifacts import Heat, Pair, Sheet, Table, Tiles
+    from hookscope.artifacts import Heat, Pair, Shard, Sheet, Table, Tiles
     from hookscope.hooks import Probe
     from hookscope.loading import Batch
     from hookscope.runner import Objective, Pass, Runner
@@ -107,11 +107,21 @@ class Conclusion:
 
 
 class Task(Protocol):
-    """One command's part in a run."""
+    """One command's part in a run. A class that names this one as its parent need not say what has a default here.
+
+    Pictures are run in batches, batches make portions, and each portion is run by one process of the run.
+    """
 
     name: str
-    train_seed: int | None
+    train_seed: int | None = None
     """Runs the model in train mode, with what is random from this seed."""
+
+    portion: int = 1
+    """How many batches belong together; known after `choose`."""
+
+    sharing: str = "portion"
+    """When what was seen is handed to the first process: `step` (after every batch, in the run's order), `portion` (by
+    portion, in their order, when all is done) or `end` (once for each process: any order gives the same)."""
 
     def select(self, subject: Subject) -> Selection | None:
         """The layers that the patterns choose, before anything is run; `None`: decided by `choose`.
@@ -129,8 +139,28 @@ class Task(Protocol):
     def objectives(self, output: Any, batch: Batch) -> Sequence[Objective]:
         """What to differentiate for this batch, given the model's output; asked for even where nothing is."""
 
+    def expect(self, numbers: Sequence[int]) -> None:
+        """The pictures of the pass that is next, by their place in the run."""
+        return
+
+    def until(self) -> frozenset[Site] | None:
+        """The sites after which the pass may stop; `None`: it must run to its end."""
+        return None
+
     def collect(self, done: Pass, batch: Batch, runner: Runner, x: Tensor) -> Iterable[Tiles | Heat | Sheet]:
         """Artefacts of one batch, `x` to the model; their `image` is the place in the batch."""
+
+    def close(self, portion: int) -> Iterable[Shard]:
+        """Artefacts of a portion whose last batch is done; `portion` counts from 0 over the whole run."""
+        return ()
+
+    def share(self) -> Any:
+        """What was seen since the last call, for another process's `absorb`: plain, picklable; forgotten here."""
+        return None
+
+    def absorb(self, shared: Any) -> None:
+        """Take in what another process, or an earlier run that was interrupted, has seen."""
+        return
 
     def conclude(self) -> Conclusion:
         """What is left to say when all batches are done."""

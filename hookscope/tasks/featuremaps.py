@@ -10,7 +10,7 @@ from hookscope.artifacts import Heat, Tiles
 from hookscope.errors import NothingMeasured
 from hookscope.layers import Selection, Site, select
 from hookscope.probes.featuremaps import Channels, FeatureMapsProbe
-from hookscope.tasks import Conclusion, Subject
+from hookscope.tasks import Conclusion, Subject, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class FeatureMapsOptions:
     seed: int = 0
 
 
-class FeatureMapsTask:
+class FeatureMapsTask(Task):
     """Copies channels as they pass."""
 
     name = "featuremaps"

@@ -22,7 +22,7 @@ from hookscope.errors import ImageError, NothingMeasured, UsageError
 from hookscope.layers import ROOT, OutputInfo, Selection, Site, select
 from hookscope.layouts import with_grid
 from hookscope.runner import running
-from hookscope.tasks import Conclusion, Subject
+from hookscope.tasks import Conclusion, Subject, Task
 from hookscope.tasks.camchecks import CamChecks, CheckOptions
 from hookscope.tasks.camheats import distinct, heat_of, sheets
 from hookscope.tasks.cammaps import BatchMaps
@@ -68,7 +68,7 @@ class GradcamOptions:
     checks: CheckOptions = field(default_factory=CheckOptions)
 
 
-class GradcamTask:
+class GradcamTask(Task):
     """Explains what a model answers by its layers."""
 
     name = "gradcam"

@@ -20,7 +20,7 @@ from hookscope.losses import LossFunction, loss_function, loss_objective, own_ta
 from hookscope.probes.gradmaps import GradMapsProbe
 from hookscope.probes.gradnorm import GradNormProbe
 from hookscope.runner import Objective
-from hookscope.tasks import Conclusion, Subject
+from hookscope.tasks import Conclusion, DataTask, Subject
 from hookscope.tasks.gradgate import GateOptions, GradGate
 from hookscope.tasks.gradplots import documents
 from hookscope.tasks.gradtables import Loss, lines, summary, table
@@ -54,7 +54,7 @@ class GradnormOptions:
     gate: GateOptions = field(default_factory=GateOptions)
 
 
-class GradnormTask:
+class GradnormTask(DataTask):
     """Measures gradients of a loss, and judges them."""
 
     name = "gradnorm"
