@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 
 import numpy as np
@@ -21,7 +22,8 @@ from hookscope.layouts import received_layout
 from hookscope.nested import tensors_in
 from hookscope.passes import Pass
 from hookscope.probes.finiteness import blamed
-from hookscope.probes.stats import Kept, StatsProbe, Wanted
+from hookscope.probes.kept import Kept, Place
+from hookscope.probes.stats import StatsProbe, Wanted
 from hookscope.reductions import Bounds
 from hookscope.runner import list_layers, running
 from hookscope.statsreport import OUTPUT, ChannelStats, Distribution, StatsReport, StatsRow
@@ -30,6 +32,8 @@ from hookscope.userdata import DataBatch, placed
 # Where the function is flat for what may be trained: sigmoid beyond an argument of 5, tanh beyond 0.97.
 _SIGMOID = 1 / (1 + math.exp(5))
 _TANH = 0.97
+# Of sizes of pictures times places, of which the layouts are remembered.
+_MOST_SHAPES = 1 << 14
 _NORMS = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -133,21 +137,45 @@ def stats_of(
         ModelError: the model raised.
         NothingMeasured: there was not one batch.
     """
+    probe, statuses = stats_passes(model, batches, selection, wanted=wanted, dtype=dtype, told=told)
+    return stats_report(probe, model, statuses)
+
+
+def stats_passes(
+    model: nn.Module,
+    batches: Iterable[DataBatch],
+    selection: Selection,
+    *,
+    wanted: Wanted | None = None,
+    dtype: torch.dtype | None = None,
+    told: Callable[[DataBatch, Pass], None] = lambda batch, done: None,
+    mine: Callable[[int], bool] = lambda number: True,
+) -> tuple[StatsProbe, Mapping[str, Status]]:
+    """As `stats_of`, what a report is made of: the probe, and what became of every chosen layer.
+
+    Args:
+        model, batches, selection, wanted, dtype, told: as of `stats_of`.
+        mine: whether this process runs the batch of that number; all processes go through all of them.
+    """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    found = (placed(batch, device, dtype) for batch in batches)
-    first = next(found, None)
+    source = iter(batches)
+    first = next(source, None)
     if first is None:
         raise NothingMeasured("there was no batch", "give batches of pictures")
-    x = first.x[:1] if isinstance(first.x, Tensor) else first.x
+    x = placed(first, device, dtype).x
+    x = x[:1] if isinstance(x, Tensor) else x
     probe = stats_probe(model, list_layers(model, x), selection, _shape_of(x), wanted or Wanted())
-    outcomes = Outcomes(selection)
+    outcomes, before = Outcomes(selection), 0
     with running(model, [probe], selection) as runner:
-        for batch in chain([first], found):
-            done = runner.forward(batch.x)
-            probe.finish_batch()
-            outcomes.add(runner, done)
-            told(batch, done)
-    return stats_report(probe, model, outcomes.statuses)
+        for batch in chain([first], source):
+            if mine(batch.number):
+                probe.expect(range(before, before + batch.pictures))
+                done = runner.forward(placed(batch, device, dtype).x)
+                probe.finish_batch()
+                outcomes.add(runner, done)
+                told(batch, done)
+            before += batch.pictures
+    return probe, outcomes.statuses
 
 
 class _Layouts:
@@ -160,8 +188,12 @@ class _Layouts:
         input_shape: tuple[int, ...],
     ) -> None:
         self._modules, self._outputs, self._input_shape = modules, outputs, input_shape
+        self._found = lru_cache(_MOST_SHAPES)(self._look)
 
     def __call__(self, site: Site, side: str, shape: tuple[int, ...]) -> str:
+        return self._found(site, side, shape)
+
+    def _look(self, site: Site, side: str, shape: tuple[int, ...]) -> str:
         known = self._outputs.get(site) if side == OUTPUT else None
         if known is not None and len(known.shape) == len(shape):
             return known.layout
@@ -178,18 +210,18 @@ class _Rows:
         self._kinds = {name: kind_of(module) for name, module in modules.items()}
         self._depths: dict[tuple[str, int], int] = {}
         self._sites: dict[Site, int] = {}
-        for depth, site in enumerate(probe.order):
+        for depth, site in enumerate(probe.order()):
             self._sites[site] = depth
             self._depths.setdefault((site.layer, site.call), depth)
-        self._first: dict[int, tuple[Site, str]] = {}
+        self._first: dict[int, Place] = {}
         self._made: dict[int, Distribution] = {}
 
     def of(self, statuses: Mapping[str, Status]) -> Iterator[StatsRow]:
         """By depth, what a call received before what it returned; those that nothing passed at last."""
-        places = {place: at for at, place in enumerate((*self._probe.places(), *self._probe.unmeasured))}
+        places = {place: at for at, place in enumerate(self._probe.places())}
         end = len(self._sites)
 
-        def order(place: tuple[Site, str]) -> tuple[int, bool, int]:
+        def order(place: Place) -> tuple[int, bool, int]:
             depth = self._depth(*place)
             return end if depth is None else depth, place[1] == OUTPUT, places[place]
 

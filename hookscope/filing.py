@@ -5,7 +5,7 @@ Knows pictures, tasks and the output directory; it measures nothing and draws no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hookscope.artifacts import Heat, Sheet, Table
 from hookscope.background import Background
@@ -18,6 +18,7 @@ from hookscope.output.ranged import Ranged
 from hookscope.output.writers import (
     Artefact,
     Place,
+    Writing,
     prepared,
     write_document,
     write_summary,
@@ -50,9 +51,11 @@ class Filing:
         if ranged is not None and isinstance(artefact, Sheet):
             ranged.sheet(item.ref.index)
         elif ranged is not None and isinstance(artefact, Heat):
-            writers.submit(ranged.values(artefact, place, item.ref.index))
+            writing = ranged.values(artefact, place, item.ref.index)
+            writers.submit(self._shown(writing, task.name, item.ref))
         else:
-            writers.submit(prepared(self._job.out, artefact, place, self._job.drawing[task.name].picture))
+            writing = prepared(self._job.out, artefact, place, self._job.drawing[task.name].picture)
+            writers.submit(self._shown(writing, task.name, item.ref))
 
     def draw(self, writers: Background) -> None:
         """Draw what has waited for the run's range; the pictures are read once more."""
@@ -62,13 +65,15 @@ class Filing:
         for done, item in enumerate(self._read(refs), start=1):
             for name, ranged in self._ranged.items():
                 for writing in ranged.drawn(self._place(name, item.ref, item), item.ref.index):
-                    writers.submit(writing)
+                    writers.submit(self._shown(writing, name, item.ref, values=False))
             writers.settle()
             self._job.progress("drawing", done, len(refs))
 
     def conclude(self, task: Task, conclusion: Conclusion) -> None:
         """Write the tables, pages and pairs that a task ends in."""
         out, prefix = self._job.out, f"{task.name}/" if self._several else ""
+        if self._job.board is not None:
+            self._job.board.conclusion(task.name, conclusion.tables, conclusion.summary, conclusion.documents)
         for table in conclusion.tables:
             write_table(out, table, name=f"{prefix}{table.kind}", formats=("csv", "json"))
         if conclusion.summary:
@@ -86,7 +91,15 @@ class Filing:
             for path, pair in conclusion.pairs:
                 if path == item.ref.path:
                     place = self._place(task.name, item.ref, item)
-                    prepared(out, pair, place, self._job.drawing[task.name].picture)()
+                    writing = prepared(out, pair, place, self._job.drawing[task.name].picture)
+                    self._shown(writing, task.name, item.ref)()
+
+    def _shown(
+        self, writing: Writing, task: str, ref: ImageRef, *, values: bool = True
+    ) -> Callable[[], object]:
+        """The writing, and the same for the board where there is one."""
+        board = self._job.board
+        return writing if board is None else board.shown(writing, task, ref.index, ref.path, values=values)
 
     def _place(self, task: str, ref: ImageRef, item: Item) -> Place:
         folder = f"{task}/{ref.key}" if self._several else ref.key

@@ -14,6 +14,7 @@ from hookscope.checks.findings import Finding, failing
 from hookscope.errors import ExitCode, HookscopeError
 from hookscope.images import Found, decode
 from hookscope.models import LoadedModel
+from hookscope.output.board import Board
 from hookscope.output.directory import OutputDir
 from hookscope.output.manifest import Manifest
 from hookscope.output.writers import PictureOptions
@@ -39,7 +40,8 @@ class Job:
     """Everything a run needs, resolved: a loaded model, found pictures, tasks, and where the files go.
 
     `drawing`: how each task's pictures are drawn, by the task's name. `options`: for the manifest. `data`: batches of
-    the user's own, instead of pictures. `batches`: no more than that many are run.
+    the user's own, instead of pictures. `batches`: no more than that many are run. `board`: shows the same
+    in TensorBoard.
     """
 
     command: str
@@ -51,6 +53,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     data: Data | None = None
     batches: int | None = None
+    board: Board | None = None
     batch_size: int = 8
     workers: int | None = None
     progress: Callable[[str, int, int], None] = lambda what, done, total: None

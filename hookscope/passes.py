@@ -1,6 +1,6 @@
-"""What a pass through a model is: an objective to differentiate, what came of it, and the call itself.
+"""What a pass through a model is: an objective to differentiate, what came of it, and the calls themselves.
 
-Owns which parameters take part and how a failure of the model is told; no hooks, no graph.
+Owns which parameters take part and how a failure of the model is told; registers no hooks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hookscope.errors import HookscopeError, ModelError
-from hookscope.hooks import came_from_probe
+from hookscope.hooks import Attachment, came_from_probe
 from hookscope.layers import Site
 from hookscope.nested import rebuilt, tensors_in
 from hookscope.wording import one_line
@@ -31,6 +31,8 @@ class Objective:
 class Pass:
     """One forward pass: what the model returned (without a graph), and the sites no gradient came to.
 
+    `stopped`: it was left once all that was asked for had been returned; then there is no `output`.
+
     `unreached[objective]` are the sites of the probes that follow it which the score does not depend on;
     `unobservable` those whose gradient cannot be seen: their output is a view of their input, written later.
     """
@@ -40,6 +42,11 @@ class Pass:
     unreached: dict[str, frozenset[Site]]
     unobservable: frozenset[Site]
     values: dict[str, float]
+    stopped: bool = False
+
+
+class NoGradient(ModelError):
+    """The backward pass raised."""
 
 
 def called(model: nn.Module, x: Any) -> Any:
@@ -61,6 +68,27 @@ def called(model: nn.Module, x: Any) -> Any:
         raise ModelError(
             f"the model raised {type(error).__name__} on an input of shape {_shapes(x)}: {one_line(error)}",
             "is the size right? --resize and --crop set it; --debug shows where",
+        ) from error
+
+
+def differentiated(
+    attachment: Attachment, name: str, scalar: Tensor, *, keep_graph: bool = False
+) -> frozenset[Site]:
+    """The sites that the gradient of an objective reached, after one backward pass.
+
+    Raises:
+        NoGradient: the backward pass raised.
+    """
+    try:
+        return attachment.differentiate(name, scalar, keep_graph=keep_graph)
+    except (HookscopeError, MemoryError):
+        raise
+    except RuntimeError as error:
+        if came_from_probe(error):
+            raise
+        raise NoGradient(
+            f"no gradient can be taken of the model: {one_line(error)}",
+            "does it write in place to what its own backward needs, or use reentrant checkpointing?",
         ) from error
 
 

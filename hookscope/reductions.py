@@ -8,16 +8,13 @@ tensors but the buffer.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from hookscope.streaming import Histogram, Partial, binned
+from hookscope.streaming import Partial
 
 _BLOCK = 1 << 20
 """Entries of a block: 4 MiB of float32."""
@@ -25,6 +22,8 @@ _ROWS = 4096
 # Below this a tensor is reduced in float64 at once: quicker than to be clever.
 _SMALL = 1 << 15
 _SHIFT_FROM = 64
+# Of a block: squares that float32 cannot hold, below 1e-38, are a millionth of this at most.
+_LEAST_SQUARES = 1e-26
 
 Bounds = tuple[float, float]
 
@@ -34,70 +33,6 @@ def is_measurable(tensor: Tensor) -> bool:
     return not (
         tensor.is_complex() or tensor.is_quantized or tensor.is_sparse or tensor.device.type == "meta"
     )
-
-
-class Sampler:
-    """Draws values of tensors at places that only a seed, a name and the pictures' numbers decide.
-
-    Each picture's part of the tensor is cut into `most` pieces of one size, and a value is drawn from each.
-    """
-
-    def __init__(self, seed: int = 0, most: int = 2048) -> None:
-        self._seed = seed
-        self._most = most
-
-    def sample(self, tensor: Tensor, name: str, numbers: Sequence[int]) -> Histogram:
-        """A histogram of finite values of the tensor.
-
-        Args:
-            tensor: of real numbers; its first axis is the pictures', or a whole multiple of them.
-            name: of the place.
-            numbers: of the pictures in the data set.
-        """
-        pictures = len(numbers) if numbers and tensor.dim() and tensor.shape[0] % len(numbers) == 0 else 1
-        rows = _in_memory_order(tensor).reshape(pictures, -1)
-        entries = rows.shape[1]
-        if entries > self._most:
-            where = torch.from_numpy(self._positions(entries, name, _named(numbers, pictures)))
-            rows = rows.gather(1, where.to(rows.device))
-        drawn = rows.detach().flatten().cpu()
-        values = (drawn.double() if drawn.dtype == torch.bfloat16 else drawn).numpy()
-        kept = values[np.isfinite(values)] if values.dtype.kind == "f" else values
-        with np.errstate(over="ignore"):
-            return Histogram(binned(kept.astype(np.float32)), complete=entries <= self._most)
-
-    def _positions(self, entries: int, name: str, numbers: Sequence[str]) -> NDArray[np.int64]:
-        """(pictures, most), ascending in every row."""
-        starts = [_hashed(self._seed, name, number) for number in numbers]
-        piece = np.arange(self._most, dtype=np.uint64)
-        drawn = _mixed(np.array(starts, dtype=np.uint64)[:, None] + piece * _GOLDEN)
-        share = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return np.minimum((piece + share) * (entries / self._most), entries - 1).astype(np.int64)
-
-
-def _named(numbers: Sequence[int], pictures: int) -> Sequence[str]:
-    return [*map(str, numbers)] if len(numbers) == pictures else [",".join(map(str, numbers))]
-
-
-def _hashed(*words: object) -> int:
-    digest = hashlib.blake2b("\0".join(map(str, words)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64 (Steele, Lea & Flood 2014)."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    """The pictures first, all else as it lies in memory, where a view will do."""
-    last = tensor.movedim(1, -1) if tensor.dim() > 2 else tensor
-    return last if last.is_contiguous() else tensor
 
 
 class Reducer:
@@ -131,11 +66,11 @@ class Reducer:
             block = block.to(wide)
         centred = torch.sub(block, tally.shift, out=work)
         sums = self._sums(centred)
-        least, most = _extremes(block)
-        if not bool((sums.sum() + least.sum() + most.sum()).isfinite()):
-            self._add_finite(tally, block)
-            return
         squares = self._sums(centred.mul_(centred))
+        least, most = _extremes(block)
+        if not _in_range(sums, squares, least, most):
+            self._add_widely(tally, block)
+            return
         count = block.numel() // block.shape[1]
         alive = self._sums(torch.gt(block, self.threshold, out=work))
         tally.add(count, sums, squares, least, most, alive)
@@ -157,8 +92,8 @@ class Reducer:
             return block.numel() - int(alive.double().sum())
         return int(self._sums(torch.eq(block, 0, out=work)).double().sum())
 
-    def _add_finite(self, tally: _Tally, block: Tensor) -> None:
-        """The slow way, for a block with something that is not finite."""
+    def _add_widely(self, tally: _Tally, block: Tensor) -> None:
+        """The slow way, in float64, for a block with something that is not finite or whose squares are not float32."""
         finite = block.isfinite()
         axes = (0, 2)
         values = block.double()
@@ -241,7 +176,8 @@ class _Tally:
 def _as_planes(tensor: Tensor, axis: int | None) -> Tensor:
     """(N, C, P): a view where one will do; P is 1 where the channels lie next to each other."""
     if axis is None or tensor.dim() < 2:
-        return tensor.reshape(1, 1, -1)
+        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        return tensor.permute(by_stride).reshape(1, 1, -1)
     axis %= tensor.dim()
     last = tensor.movedim(axis, -1)
     if axis == tensor.dim() - 1 or last.is_contiguous():
@@ -260,6 +196,12 @@ def _blocks(view: Tensor) -> list[Tensor]:
     return [
         part for whole in parts for part in (torch.split(whole, width, 2) if positions > width else (whole,))
     ]
+
+
+def _in_range(sums: Tensor, squares: Tensor, least: Tensor, most: Tensor) -> bool:
+    """Whether all was finite, and no channel that varies has squares too small to be told from 0."""
+    lost = ((squares < _LEAST_SQUARES) & (least < most)).any()
+    return bool((sums.sum() + squares.sum()).isfinite() & ~lost)
 
 
 def _accumulating(block: Tensor) -> torch.dtype:

@@ -181,6 +181,8 @@ class _Run:
 
         needs_graph = any(probe.needs.gradients for probe in runner.probes)
         x = self._entering(batch)
+        for task in self.tasks:
+            task.expect([item.ref.index for item in batch.items])
         done = runner.forward(x, objectives if needs_graph else None)
         if not needs_graph:
             objectives(done.output)

@@ -15,26 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from hookscope.cutting import Cut
-from hookscope.errors import HookscopeError, ModelError
-from hookscope.hooks import Attachment, Edit, Probe, attached, came_from_probe, preserved
+from hookscope.errors import UsageError
+from hookscope.hooks import Attachment, Edit, Probe, attached, preserved
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, all_names, modules_by_name
 from hookscope.layouts import Layouts
 from hookscope.nested import tensors_in
+from hookscope.passes import NoGradient, called, differentiated, entering, pictures_in, requiring
 from hookscope.passes import Objective as Objective
 from hookscope.passes import Pass as Pass
-from hookscope.passes import called, entering, pictures_in, requiring
 from hookscope.preserve import sow
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.recording import copied
 from hookscope.replay import Continuation, Replays
-from hookscope.wording import one_line
 from hookscope.wrappers import unwrapped
 
 _NO_LAYERS = Selection(())
-
-
-class _NoGradient(ModelError):
-    """The backward pass raised."""
 
 
 class Runner:
@@ -51,22 +46,38 @@ class Runner:
         self._unused: frozenset[Site] = frozenset()
         self._replays = Replays(model, self.outputs, attachment.muted)
 
-    def forward(self, x: Any, objectives: Callable[[Any], Iterable[Objective]] | None = None) -> Pass:
+    def forward(
+        self,
+        x: Any,
+        objectives: Callable[[Any], Iterable[Objective]] | None = None,
+        *,
+        until: frozenset[Site] | None = None,
+    ) -> Pass:
         """Run the model on a batch for all probes, then one backward pass for each objective.
 
         Args:
             x: (N, C, H, W), or what else `passes.called` takes, on the model's device; never written to.
             objectives: given the model's output (without a graph), the scalars to differentiate.
+            until: sites of chosen layers: once each was returned, and the probes told, the model is left where it is,
+                as by an interrupt. A pass that never returns them all runs to its end. Not with objectives.
 
         Raises:
             ModelError: the model raised; its own message is passed on.
+            UsageError: another thread made this runner, or an objective would have no output to go by.
         """
+        self.attachment.refuse_others()
+        if objectives is None:
+            return self._attempt(x, None, None, until or ())
+        if until is not None:
+            raise UsageError(
+                "objectives need the model's output, which a pass that stops early has not", "until=None"
+            )
         cut = self._cut
-        if cut is None or objectives is None:
+        if cut is None:
             return self._attempt(x, objectives, None)
         try:
             done = self._attempt(x, objectives, cut)
-        except _NoGradient:
+        except NoGradient:
             # Checkpointed layers, for one, run again in the backward pass and must find the graph as it was.
             self._cut = None
             return self._attempt(x, objectives, None)
@@ -138,24 +149,28 @@ class Runner:
         return self._replays.continuation(x, site)
 
     def _attempt(
-        self, x: Any, objectives: Callable[[Any], Iterable[Objective]] | None, cut: Cut | None
+        self,
+        x: Any,
+        objectives: Callable[[Any], Iterable[Objective]] | None,
+        cut: Cut | None,
+        until: Iterable[Site] = (),
     ) -> Pass:
-        with_graph = objectives is not None
-        self.attachment.cut = cut if with_graph else None
+        with_graph, attachment, output = objectives is not None, self.attachment, None
+        attachment.cut = cut if with_graph else None
         for probe in self.probes:
             probe.begin(pictures_in(x))
         given = entering(x, reaching=with_graph and cut is None and self._must_reach_input())
         reads = cut.reads if with_graph and cut is not None else nullcontext()
         try:
-            with torch.set_grad_enabled(with_graph), reads:
+            with torch.set_grad_enabled(with_graph), reads, attachment.until(until) as awaited:
                 output = called(self.model, given)
-            plain = copied(output)
+            plain = None if awaited.over else copied(output)
             chosen = list(objectives(plain)) if objectives is not None else []
             unreached, values = self._backward(output, chosen)
-            attachment = self.attachment
-            return Pass(plain, tuple(attachment.sites), unreached, frozenset(attachment.unobservable), values)
+            unobservable = frozenset(attachment.unobservable)
+            return Pass(plain, tuple(attachment.sites), unreached, unobservable, values, awaited.over)
         finally:
-            self.attachment.forget()
+            attachment.forget()
 
     def _must_reach_input(self) -> bool:
         """Whether some layer may have nothing trainable before it: only the input's gradient then passes by it.
@@ -175,23 +190,10 @@ class Runner:
                 scalar = objective.scalar(output)
             values[objective.name] = float(scalar.detach())
             last = position == len(objectives) - 1
-            reached = self._differentiated(objective.name, scalar, keep_graph=not last)
+            reached = differentiated(self.attachment, objective.name, scalar, keep_graph=not last)
             unobservable = self.attachment.unobservable
             unreached[objective.name] = self._followed(objective.name) - reached - unobservable
         return unreached, values
-
-    def _differentiated(self, name: str, scalar: Tensor, *, keep_graph: bool) -> frozenset[Site]:
-        try:
-            return self.attachment.differentiate(name, scalar, keep_graph=keep_graph)
-        except (HookscopeError, MemoryError):
-            raise
-        except RuntimeError as error:
-            if came_from_probe(error):
-                raise
-            raise _NoGradient(
-                f"no gradient can be taken of the model: {one_line(error)}",
-                "does it write in place to what its own backward needs, or use reentrant checkpointing?",
-            ) from error
 
     def _followed(self, objective: str) -> frozenset[Site]:
         followers = [p for p in self.probes if p.needs.gradients and p.follows(objective)]

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import bench_activations
 import bench_monitor
 import torch
 import torchvision
@@ -607,6 +608,7 @@ ROWS: dict[str, Callable[[], list[Line]]] = {
     "scorecam": scorecam_row,
     "eigencam": eigencam_row,
     "bf16": bf16_row,
+    **bench_activations.ROWS,
     **bench_monitor.ROWS,
 }
 

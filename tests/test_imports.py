@@ -14,18 +14,18 @@ import pytest
 import hookscope
 
 PACKAGE = Path(hookscope.__file__).parent
-COMMANDS = ("layers", "featuremaps", "gradcam", "gradnorm", "run", "demo", "models")
+COMMANDS = ("layers", "featuremaps", "gradcam", "gradnorm", "stats", "run", "demo", "models")
 HEAVY = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "safetensors", "timm"}
 
 # Each may import those before it. A package stands for all its modules.
 ORDER = (
-    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "preserve", "background", "cutting",
-    "layers", "artifacts", "layouts", "probe", "watching", "eager", "edits", "hooks", "magnitudes",
-    "likeness", "concentration", "spectrum", "streaming", "reductions", "statsreport", "faithfulness", "randomise", "cam.component", "cam.formulas", "cam.methods", "cam.fusing",
+    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "threads", "turns", "preserve", "background", "cutting",
+    "layers", "artifacts", "layouts", "probe", "watching", "eager", "edits", "stopping", "attachment", "hooks", "magnitudes",
+    "likeness", "concentration", "spectrum", "exactsum", "streaming", "sampling", "reductions", "statsreport", "faithfulness", "randomise", "cam.component", "cam.formulas", "cam.methods", "cam.fusing",
     "probes", "passes", "recording", "batch_axes", "continuation", "replay",
     "runner", "cam",
     "losses", "gradreport", "userdata", "gradpasses", "activations", "library",
-    "images", "models", "loading", "render", "output", "records", "checks", "monitor", "tasks", "job", "filing", "run", "cli",
+    "images", "models", "loading", "render", "output", "records", "checks", "monitor", "adapters", "tasks", "job", "filing", "run", "cli",
 )  # fmt: skip
 
 PROGRAM = """

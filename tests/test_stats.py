@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import hookscope
 from hookscope.errors import NothingMeasured, UsageError
-from hookscope.reductions import Reducer, Sampler
+from hookscope.reductions import Reducer
+from hookscope.sampling import Sampler
 from hookscope.statsreport import INPUT, OUTPUT
 
 

@@ -70,7 +70,7 @@ def dead(report: StatsReport, settings: Settings) -> Iterator[Seen]:
     for row in _outputs(report, RECTIFIED):
         place, units = place_of(row), dead_units(row)
         limit = settings.number("dead", place)
-        if units is None or (few := _too_few(report, settings, "dead", row)):
+        if units is None or (few := too_few(report, settings, "dead", row)):
             yield Seen(place, limit=limit, skipped=missing_units(row) or few)
             continue
         total = _total(row)
@@ -90,7 +90,7 @@ def constant(report: StatsReport, settings: Settings) -> Iterator[Seen]:
         place = place_of(row)
         limit = settings.number("constant", place)
         units = constant_units(row, inputs.get((row.site.layer, row.site.call), ()), limit)
-        if units is None or (few := _too_few(report, settings, "constant", row)):
+        if units is None or (few := too_few(report, settings, "constant", row)):
             yield Seen(place, limit=limit, skipped=missing_units(row) or few)
             continue
         least = _least_relative_deviation(row)
@@ -104,7 +104,7 @@ def saturated(report: StatsReport, settings: Settings) -> Iterator[Seen]:
         place = place_of(row)
         limit = settings.number("saturated", place)
         units = saturated_units(row, limit)
-        if units is None or (few := _too_few(report, settings, "saturated", row)):
+        if units is None or (few := too_few(report, settings, "saturated", row)):
             yield Seen(place, limit=limit, skipped=missing_units(row) or few or "its bounds are not known")
             continue
         worst = _largest_share(row)
@@ -116,7 +116,8 @@ def _outputs(report: StatsReport, kinds: Sequence[str]) -> Iterator[StatsRow]:
     return (row for row in judged(report) if row.side == OUTPUT and row.kind in kinds)
 
 
-def _too_few(report: StatsReport, settings: Settings, rule: str, row: StatsRow) -> str:
+def too_few(report: StatsReport, settings: Settings, rule: str, row: StatsRow) -> str:
+    """Why the units at a row cannot be called `rule` (`dead`, `constant`, `saturated`) yet, `""` where they can."""
     wanted = settings.number(f"{rule}-samples", place_of(row))
     short = report.pictures < wanted
     return f"not enough data: {report.pictures} of {wanted:g} pictures" if short else ""

@@ -24,6 +24,7 @@ from hookscope.cli.gradflags import GradnormFlags
 from hookscope.cli.probes import FeatureMapsFlags
 from hookscope.cli.recipe import read_recipe, use_recipe
 from hookscope.cli.session import Shared, inspect
+from hookscope.cli.statsflags import StatsFlags
 
 DEMO_RECIPE = Path(__file__).parent.parent / "assets" / "demo.toml"
 
@@ -31,6 +32,7 @@ _PROBES: dict[str, type] = {
     "featuremaps": FeatureMapsFlags,
     "gradcam": GradcamFlags,
     "gradnorm": GradnormFlags,
+    "stats": StatsFlags,
 }
 
 
@@ -105,6 +107,23 @@ def gradnorm(
     return inspect("gradnorm", model, images, shared, {"gradnorm": own})
 
 
+def stats(
+    model: Model,
+    own: StatsFlags,
+    layers: LayerFlags,
+    weights: ModelFlags,
+    preprocess: PreprocessFlags,
+    pictures: PictureFlags,
+    run: RunFlags,
+    output: OutputFlags,
+    talking: TalkFlags,
+    images: Images = None,
+) -> int:
+    """Write what passes through every layer: distributions, dead units; fail on what the rules find."""
+    shared = Shared(layers, weights, preprocess, pictures, run, output, talking)
+    return inspect("stats", model, images, shared, {"stats": own})
+
+
 def run(
     context: typer.Context,
     config_file: Annotated[
@@ -161,4 +180,4 @@ def models(
     return 0
 
 
-COMMANDS = (layers, featuremaps, gradcam, gradnorm, run, demo, models)
+COMMANDS = (layers, featuremaps, gradcam, gradnorm, stats, run, demo, models)

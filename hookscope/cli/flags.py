@@ -151,6 +151,10 @@ class OutputFlags:
     overwrite: Annotated[
         bool, typer.Option("--overwrite", rich_help_panel=_OUTPUT, help="Replace an earlier run in DIR.")
     ] = False
+    tensorboard: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", rich_help_panel=_OUTPUT, help="The same for TensorBoard, added to DIR."),
+    ] = None
 
 
 def _use_config(context: typer.Context, path: str | None) -> str | None:

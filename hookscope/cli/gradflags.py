@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hookscope.checks.gradrules import LIMITS, RULES
+from hookscope.cli.dataflags import DATA, DataFlags
 from hookscope.cli.drawing import Alpha, Cmap, Format, View, drawing_of
 from hookscope.cli.gateflags import GATE, GateFlags, fail_on_option, limits_option
 from hookscope.errors import UsageError
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from hookscope.job import Drawing
     from hookscope.tasks import Task
 
-_DATA = "Data"
-
 
 @dataclass(frozen=True)
 class _LossFlags:
@@ -29,7 +28,7 @@ class _LossFlags:
         str,
         typer.Option(
             metavar="|".join((*LOSSES, "file.py:callable")),
-            rich_help_panel=_DATA,
+            rich_help_panel=DATA,
             help="A mean over the pictures.",
         ),
     ] = "cross_entropy"
@@ -39,26 +38,15 @@ class _LossFlags:
             "--target",
             "-t",
             metavar="ID|LABEL",
-            rich_help_panel=_DATA,
+            rich_help_panel=DATA,
             help="True class; else folders, else the prediction.",
         ),
-    ] = None
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="file.py:callable",
-            rich_help_panel=_DATA,
-            help="Batches of (input, target) instead of pictures.",
-        ),
-    ] = None
-    batches: Annotated[
-        int | None, typer.Option(min=1, metavar="N", rich_help_panel=_DATA, help="At most N batches.")
     ] = None
     train_mode: Annotated[
         bool,
         typer.Option(
             "--train-mode",
-            rich_help_panel=_DATA,
+            rich_help_panel=DATA,
             help="Dropout active, batch norm by the batch; all put back.",
         ),
     ] = False
@@ -73,7 +61,7 @@ class _LossFlags:
 
 
 @dataclass(frozen=True)
-class GradnormFlags(GateFlags, _LossFlags):
+class GradnormFlags(GateFlags, DataFlags, _LossFlags):
     """What `gradnorm` adds."""
 
     fail_on: Annotated[str, fail_on_option(RULES)] = "error"

@@ -20,6 +20,7 @@ from hookscope.cli.flags import (
     RunFlags,
     TalkFlags,
 )
+from hookscope.cli.showing import board_in
 from hookscope.cli.telling import tell
 from hookscope.errors import UsageError
 
@@ -149,6 +150,7 @@ def _job(
         place, command=command, overwrite=shared.output.overwrite, default_place=out is None
     )
     directory.check()
+    board = board_in(shared.output.tensorboard, place)
     loaded = load(spec, shared.model, shared.preprocess, shared.run.seed, bar)
     if data is not None:
         loaded = _without_pictures(loaded)
@@ -162,6 +164,7 @@ def _job(
         options=_resolved(spec, images, shared, probes),
         data=data,
         batches=most,
+        board=board,
         batch_size=shared.run.batch_size,
         workers=shared.run.workers,
         progress=bar.update,
@@ -228,6 +231,9 @@ def _report(job: Job, *, dry_run: bool) -> Report:
         if job.out.unfinished:
             stop.add_note(f"what was finished is kept in {job.out.path} and listed in its .hookscope.jsonl")
         raise
+    finally:
+        if job.board is not None:
+            job.board.close()
 
 
 def resolved_options(*groups: Any) -> dict[str, Any]:

@@ -50,15 +50,18 @@ class _Plan:
 class Writing:
     """Draws, encodes and writes an artefact's files, in any thread, and gives their records.
 
-    `names`: of the files, relative to the directory.
+    `names`: of the files, relative to the directory. `artefact`: what is written. `shown`: is given each file's part
+    and bytes once it is written.
     """
 
     out: OutputDir
     names: tuple[str, ...]
     plan: _Plan
+    artefact: Artefact
+    shown: Callable[[str, bytes], None] | None = None
 
     def __call__(self) -> tuple[Record, ...]:
-        return _write_all(self.out, self.names, self.plan)
+        return _write_all(self.out, self.names, self.plan, self.shown)
 
 
 def prepared(out: OutputDir, artefact: Artefact, place: Place, options: PictureOptions) -> Writing:
@@ -67,7 +70,7 @@ def prepared(out: OutputDir, artefact: Artefact, place: Place, options: PictureO
     The files' names are given out here, so that they follow the order of these calls, whatever the threads do.
     """
     plan = PLANS[type(artefact)](artefact, place, options)
-    return Writing(out, out.reserve(plan.stem, [file.ending for file in plan.files]), plan)
+    return Writing(out, out.reserve(plan.stem, [file.ending for file in plan.files]), plan, artefact)
 
 
 def write_table(
@@ -155,11 +158,19 @@ PLANS: dict[type, Callable[[Any, Place, PictureOptions], _Plan]] = {
 """What each kind of artefact becomes; a new kind is one function and one entry here."""
 
 
-def _write_all(out: OutputDir, names: Sequence[str], plan: _Plan) -> tuple[Record, ...]:
-    return tuple(
-        out.write(name, file.make(), **plan.record, part=file.part, format=file.ending.rpartition(".")[2])
-        for name, file in zip(names, plan.files, strict=True)
-    )
+def _write_all(
+    out: OutputDir,
+    names: Sequence[str],
+    plan: _Plan,
+    shown: Callable[[str, bytes], None] | None = None,
+) -> tuple[Record, ...]:
+    records = []
+    for name, file in zip(names, plan.files, strict=True):
+        data, kind = file.make(), file.ending.rpartition(".")[2]
+        records.append(out.write(name, data, **plan.record, part=file.part, format=kind))
+        if shown is not None:
+            shown(file.part, data)
+    return tuple(records)
 
 
 def _table(table: Table, kind: str) -> bytes:

@@ -6,9 +6,10 @@ what is kept of it, until a pass in which they are two. It is told which axis is
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -17,17 +18,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from hookscope.hooks import Needs, Probe
 from hookscope.layers import Site
 from hookscope.probes.finiteness import FORWARD, FirstNonFinite
-from hookscope.reductions import Bounds, Reducer, Sampler, is_measurable
+from hookscope.probes.kept import Kept, Part, Place
+from hookscope.reductions import Bounds, Reducer, is_measurable
+from hookscope.sampling import Sampler
 from hookscope.spectrum import Covariance
 from hookscope.statsreport import INPUT, OUTPUT
-from hookscope.streaming import Histogram, Moments, Partial
-
-Place = tuple[Site, str]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is kept of each place beside its moments."""
+    """What is kept of each place beside its moments.
+
+    `threshold`: what a unit must be above to be alive. `sample`: how many values are drawn of each picture and tensor
+    at most, for a histogram; `seed` decides which.
+    """
 
     threshold: float = 0.0
     histogram: bool = True
@@ -37,100 +41,21 @@ class Wanted:
 
 
 @dataclass
-class Kept:
-    """What is kept of one place. `shape`: of the first tensor there, without the pictures' axis."""
+class _Pass:
+    """What one pass gave so far: tensors, also by their memory; places in order; what is not finite in whose input."""
 
-    shape: tuple[int, ...]
-    layout: str
-    axis: int | None
-    moments: Moments
-    histogram: Histogram | None = None
-    covariance: Covariance | None = None
-
-    def add(self, part: _Part) -> None:
-        """One more batch."""
-        if self._is_like(part.axis, len(part.partial.count)):
-            self.moments.add(part.partial)
-        else:
-            other = Moments(len(part.partial.count), bounded=part.partial.saturated is not None)
-            other.add(part.partial)
-            self._mix(other)
-        self._add_sample(part.histogram)
-        self._add_covariance(part.covariance)
-
-    def merge(self, other: Kept) -> None:
-        """Take in all that another process has kept of the place."""
-        if self._is_like(other.axis, other.moments.channels):
-            self.moments.merge(other.moments)
-        else:
-            self._mix(other.moments)
-        self._add_sample(other.histogram)
-        self._add_covariance(other.covariance)
-
-    def copy(self) -> Kept:
-        """The same, to go on by itself."""
-        return Kept.from_state(self.state())
-
-    def state(self) -> dict[str, Any]:
-        """All of it, plain and picklable, for `from_state`."""
-        return {
-            "shape": self.shape,
-            "layout": self.layout,
-            "axis": self.axis,
-            "moments": self.moments.state(),
-            "histogram": None if self.histogram is None else (self.histogram.counts, self.histogram.complete),
-            "covariance": None if self.covariance is None else self.covariance.state(),
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Kept:
-        """What a `state` is of."""
-        histogram, covariance = state["histogram"], state["covariance"]
-        return cls(
-            state["shape"],
-            state["layout"],
-            state["axis"],
-            Moments.from_state(state["moments"]),
-            None if histogram is None else Histogram(*histogram),
-            None if covariance is None else Covariance.from_state(covariance),
-        )
-
-    def _is_like(self, axis: int | None, channels: int) -> bool:
-        return axis == self.axis and channels == self.moments.channels
-
-    def _mix(self, other: Moments) -> None:
-        """Take in another number of channels: it is as many every time, or there are none to speak of."""
-        self.moments = self.moments.collapsed()
-        self.moments.merge(other.collapsed())
-        self.axis, self.layout, self.covariance = None, "", None
-
-    def _add_sample(self, histogram: Histogram | None) -> None:
-        if self.histogram is not None and histogram is not None:
-            self.histogram = self.histogram.merged(histogram)
-
-    def _add_covariance(self, covariance: Covariance | None) -> None:
-        if self.covariance is not None and covariance is not None:
-            self.covariance.merge(covariance)
-        else:
-            self.covariance = None
-
-
-@dataclass
-class _Part:
-    """One tensor of the pass, reduced, and the places where it was met."""
-
-    shape: tuple[int, ...]
-    layout: str
-    axis: int | None
-    partial: Partial
-    histogram: Histogram | None
-    covariance: Covariance | None
-    storage: StorageWeakRef
+    parts: list[Part] = field(default_factory=list)
+    seen: dict[tuple[Any, ...], Part] = field(default_factory=dict)
     places: list[Place] = field(default_factory=list)
+    refused: dict[Place, str] = field(default_factory=dict)
+    not_finite: set[tuple[str, int]] = field(default_factory=set)
+    blamed: FirstNonFinite | None = None
 
 
 class StatsProbe(Probe):
-    """Reduces all that the chosen layers receive and return; read it by `places`, `kept` and `order`.
+    """Reduces all that the chosen layers receive and return; read it by `places`, `order` and `kept`.
+
+    The same batches give the same, whatever their order and over however many probes they are spread.
 
     Args:
         layout: `(site, side, shape) -> layout` of a tensor that a layer returned or received.
@@ -150,21 +75,33 @@ class StatsProbe(Probe):
     ) -> None:
         self.layers = layers
         self.wanted = wanted
-        self.pictures = self.batches = 0
-        self.first_non_finite: FirstNonFinite | None = None
-        self.order: dict[Site, None] = {}
+        self.pictures = 0
         self.unmeasured: dict[Place, str] = {}
         self._layout, self._bounds = layout, bounds
         self._reducer, self._sampler = Reducer(wanted.threshold), Sampler(wanted.seed, wanted.sample)
+        # Eight bytes a batch are all that grows: what number a batch had is asked when others' batches are known.
+        self._starts = array("q")
+        self._first: tuple[int, FirstNonFinite] | None = None
+        self._when: dict[Place, tuple[int, int]] = {}
         self._cells: list[Kept] = []
         self._cell_of: dict[Place, int] = {}
         self._sharing: Counter[int] = Counter()
-        self._first_picture = -1
         self._numbers: Sequence[int] = ()
         self._expected: Sequence[int] | None = None
-        self._parts: list[_Part] = []
-        self._seen: dict[tuple[Any, ...], _Part] = {}
-        self._not_finite: set[tuple[str, int]] = set()
+        self._pass = _Pass()
+
+    @property
+    def batches(self) -> int:
+        """How many are done."""
+        return len(self._starts)
+
+    @property
+    def first_non_finite(self) -> FirstNonFinite | None:
+        """The first output with an entry that is not finite, in the data set's order of batches."""
+        if self._first is None:
+            return None
+        number, found = self._first
+        return replace(found, batch=sum(start < number for start in self._starts))
 
     def expect(self, numbers: Sequence[int]) -> None:
         """The places in the data set of the pictures of the next pass; without it they are counted on."""
@@ -173,116 +110,143 @@ class StatsProbe(Probe):
     def begin(self, pictures: int) -> None:
         counted = range(self.pictures, self.pictures + pictures)
         self._numbers = tuple(counted) if self._expected is None else self._expected
-        self._parts, self._seen = [], {}
-        self._not_finite.clear()
+        self._pass = _Pass()
 
     def on_input(self, site: Site, tensor: Tensor) -> None:
         part = self._met(site, INPUT, tensor)
         if part is not None and part.partial.non_finite:
-            self._not_finite.add((site.layer, site.call))
+            self._pass.not_finite.add((site.layer, site.call))
 
     def on_output(self, site: Site, tensor: Tensor) -> None:
-        self.order.setdefault(site)
         part = self._met(site, OUTPUT, tensor)
-        if part is not None and part.partial.non_finite:
-            self._blame(site, part.partial.non_finite, tensor.numel())
+        if part is not None and part.partial.non_finite and self._pass.blamed is None:
+            cause = "received" if (site.layer, site.call) in self._pass.not_finite else "layer"
+            self._pass.blamed = FirstNonFinite(
+                FORWARD, site, cause, 0, part.partial.non_finite, tensor.numel()
+            )
 
     def finish_batch(self) -> None:
         """The pass is done, whole: what was seen of it counts from now on."""
-        for part in self._parts:
-            for cell in self._cells_of(part):
-                cell.add(part)
+        number = min(self._numbers, default=0)
+        for part in self._pass.parts:
+            self._keep(part, number)
+        for at, place in enumerate(self._pass.places):
+            self._when[place] = min(self._when.get(place, (number, at)), (number, at))
+        self.unmeasured |= self._pass.refused
+        if self._pass.blamed is not None:
+            self._first = _earlier(self._first, (number, self._pass.blamed))
         self.pictures += len(self._numbers)
-        self.batches += 1
-        self._parts, self._seen, self._expected = [], {}, None
+        self._starts.append(number)
+        self._expected = None
+        self._pass = _Pass()
 
     def places(self) -> Sequence[Place]:
         """Where a tensor was met, in the order in which that happened first."""
-        return tuple(self._cell_of)
+        return sorted(self._when, key=self._when.__getitem__)
+
+    def order(self) -> Sequence[Site]:
+        """What layers returned, in the order in which calls ended first."""
+        return [site for site, side in self.places() if side == OUTPUT]
 
     def kept(self, place: Place) -> Kept:
-        """What is kept of a place."""
+        """What is kept of a place that is not in `unmeasured`."""
         return self._cells[self._cell_of[place]]
 
     def share(self) -> dict[str, Any]:
-        """All that was seen, plain and picklable, for another process's `absorb`."""
+        """All that was seen, plain and picklable, for another probe's `absorb`."""
         return {
             "pictures": self.pictures,
-            "batches": self.batches,
-            "first": self.first_non_finite,
-            "order": tuple(self.order),
-            "unmeasured": dict(self.unmeasured),
+            "starts": self._starts,
+            "first": self._first,
+            "when": self._when,
+            "unmeasured": self.unmeasured,
             "cells": [cell.state() for cell in self._cells],
-            "cell_of": dict(self._cell_of),
+            "cell_of": self._cell_of,
         }
 
     def absorb(self, shared: Mapping[str, Any]) -> None:
-        """Take in what another process has seen; places stay one that are one in both."""
+        """Take in what another has seen of other batches; places stay one that are one in both."""
         self.pictures += shared["pictures"]
-        self.batches += shared["batches"]
-        self.first_non_finite = _earlier(self.first_non_finite, shared["first"])
-        self.order |= dict.fromkeys(shared["order"])
+        self._starts.extend(shared["starts"])
+        self._first = _earlier(self._first, shared["first"])
+        for place, when in shared["when"].items():
+            self._when[place] = min(self._when.get(place, when), when)
         self.unmeasured |= shared["unmeasured"]
         theirs = [Kept.from_state(state) for state in shared["cells"]]
         groups: dict[int, list[Place]] = {}
         for place, cell in shared["cell_of"].items():
             groups.setdefault(cell, []).append(place)
-        # Places that only this process has met are not those that the other has met as well.
+        # Places that only this one has met are not those that the other has met as well.
         self._apart([place for place in self._cell_of if place not in shared["cell_of"]])
         for cell, places in groups.items():
-            known = [place for place in places if place in self._cell_of]
-            for own in self._apart(known):
+            for own in self._apart(self._known(places)):
                 self._cells[own].merge(theirs[cell])
-            self._new([place for place in places if place not in self._cell_of], theirs[cell].copy())
+            self._new(self._unknown(places), theirs[cell])
 
-    def _met(self, site: Site, side: str, tensor: Tensor) -> _Part | None:
+    def _met(self, site: Site, side: str, tensor: Tensor) -> Part | None:
         place = (site, side)
+        self._pass.places.append(place)
         if not is_measurable(tensor):
-            self.unmeasured[place] = "complex" if tensor.is_complex() else "not-dense"
+            self._pass.refused[place] = "complex" if tensor.is_complex() else "not-dense"
             return None
         key = _identity(tensor)
-        part = self._seen.get(key) if key is not None else None
+        part = self._pass.seen.get(key) if key is not None else None
         if part is None:
             part = self._reduced(place, tensor)
-            self._parts.append(part)
+            self._pass.parts.append(part)
             if key is not None:
-                self._seen[key] = part
+                self._pass.seen[key] = part
+        elif self._knows_more(place, tensor, part):
+            # Such as the model's input, of which only the first convolution knows which axis is whose.
+            vars(part).update(vars(self._reduced(place, tensor)) | {"places": part.places})
         part.places.append(place)
         return part
 
-    def _reduced(self, place: Place, tensor: Tensor) -> _Part:
+    def _knows_more(self, place: Place, tensor: Tensor, part: Part) -> bool:
+        if part.axis is None and self._axis(place, tensor)[0] is not None:
+            return True
+        return part.partial.saturated is None and self._bounds_at(place) is not None
+
+    def _reduced(self, place: Place, tensor: Tensor) -> Part:
         site, side = place
-        layout = self._layout(site, side, tuple(tensor.shape))
-        axis = layout.index("C") if "C" in layout and len(layout) == tensor.dim() else None
-        bounds = self._bounds.get(site.layer) if side == OUTPUT else None
+        axis, layout = self._axis(place, tensor)
         histogram = None
         if self.wanted.histogram:
-            histogram = self._sampler.sample(tensor, f"{site}{'<' if side == INPUT else ''}", self._numbers)
-        return _Part(
+            name = f"{site}<" if side == INPUT else str(site)
+            histogram = self._sampler.sample(tensor, name, self._numbers)
+        return Part(
             tuple(tensor.shape[1:]),
-            layout if axis is not None else "",
+            layout,
             axis,
-            self._reducer.reduce(tensor, axis, bounds),
+            self._reducer.reduce(tensor, axis, self._bounds_at(place)),
             histogram,
             _covariance(tensor, axis) if self.wanted.spectrum and axis is not None else None,
             _storage(tensor),
         )
 
-    def _blame(self, site: Site, entries: int, count: int) -> None:
-        cause = "received" if (site.layer, site.call) in self._not_finite else "layer"
-        batch = self.batches if self._expected is None else min(self._expected, default=0)
-        if self.first_non_finite is None or batch < self._first_picture:
-            self._first_picture = batch
-            self.first_non_finite = FirstNonFinite(FORWARD, site, cause, self.batches, entries, count)
+    def _axis(self, place: Place, tensor: Tensor) -> tuple[int | None, str]:
+        """The channels' axis and the layout; `None` and `""` where it is not certain."""
+        layout = self._layout(*place, tuple(tensor.shape))
+        fits = "C" in layout and len(layout) == tensor.dim()
+        return (layout.index("C"), layout) if fits else (None, "")
 
-    def _cells_of(self, part: _Part) -> list[Kept]:
-        """Those of the part's places: places that have been one so far and are two now go on apart."""
-        known = [place for place in part.places if place in self._cell_of]
-        found = [self._cells[own] for own in self._apart(known)]
-        new = [place for place in part.places if place not in self._cell_of]
+    def _bounds_at(self, place: Place) -> Bounds | None:
+        site, side = place
+        return self._bounds.get(site.layer) if side == OUTPUT else None
+
+    def _keep(self, part: Part, number: int) -> None:
+        """Add it to all its places: those that have been one so far and are two now go on apart."""
+        for own in self._apart(self._known(part.places)):
+            self._cells[own].add(part, number)
+        new = self._unknown(part.places)
         if new:
-            found.append(self._new(new, self._empty(part)))
-        return found
+            self._new(new, Kept.of(part, number))
+
+    def _known(self, places: Iterable[Place]) -> list[Place]:
+        return [place for place in dict.fromkeys(places) if place in self._cell_of]
+
+    def _unknown(self, places: Iterable[Place]) -> list[Place]:
+        return [place for place in dict.fromkeys(places) if place not in self._cell_of]
 
     def _apart(self, places: Sequence[Place]) -> Iterable[int]:
         """The cells of these places, which share them with no other place from now on."""
@@ -295,23 +259,11 @@ class StatsProbe(Probe):
                 self._new(inside, self._cells[own].copy())
         return list(dict.fromkeys(self._cell_of[place] for place in places))
 
-    def _new(self, places: Sequence[Place], cell: Kept) -> Kept:
+    def _new(self, places: Sequence[Place], cell: Kept) -> None:
         if places:
             self._cells.append(cell)
             self._cell_of |= dict.fromkeys(places, len(self._cells) - 1)
             self._sharing[len(self._cells) - 1] = len(places)
-        return cell
-
-    def _empty(self, part: _Part) -> Kept:
-        channels = len(part.partial.count)
-        return Kept(
-            part.shape,
-            part.layout,
-            part.axis,
-            Moments(channels, bounded=part.partial.saturated is not None),
-            Histogram() if part.histogram is not None else None,
-            Covariance(channels) if part.covariance is not None else None,
-        )
 
 
 def _covariance(tensor: Tensor, axis: int) -> Covariance:
@@ -335,6 +287,8 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
-def _earlier(one: FirstNonFinite | None, other: FirstNonFinite | None) -> FirstNonFinite | None:
+def _earlier(
+    one: tuple[int, FirstNonFinite] | None, other: tuple[int, FirstNonFinite] | None
+) -> tuple[int, FirstNonFinite] | None:
     found = [first for first in (one, other) if first is not None]
-    return min(found, key=lambda first: first.batch, default=None)
+    return min(found, key=lambda first: first[0], default=None)

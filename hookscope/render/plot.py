@@ -1,6 +1,7 @@
 """Plots by depth: one value per layer, in the order the model runs them.
 
-The only code that uses matplotlib: its object interface, imported inside the functions. No window, no state.
+With `histograms` the only code that uses matplotlib: its object interface, imported inside the functions. No window,
+no state.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -34,10 +36,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes: what its values are, and the series in it."""
+    """One pair of axes: what its values are, and the series in it; `log`: on a log axis, where that can be."""
 
     ylabel: str
     series: Sequence[Series]
+    log: bool = True
 
 
 def depth(series: Sequence[Series], *, title: str, ylabel: str, log: bool = True) -> bytes:
@@ -54,24 +57,49 @@ def stacked(panels: Sequence[Panel], *, title: str, order: Sequence[str] = (), l
 
     `order`: layers in execution order, where the series, each of another kind of layer, do not tell.
     """
+    layers = _in_order(panels, order)
+    size = (min(max(6.4, 2 + 0.2 * len(layers)), 16), 4.8 + 3.0 * (len(panels) - 1))
+    with drawing_board(size) as figure:
+        rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
+        for axes, panel in zip(rows, panels, strict=True):
+            _draw_panel(axes, panel, layers, log and panel.log)
+        _name_layers(rows[-1], layers)
+        rows[0].set_title(plain_words(title), fontsize=11, loc="left", parse_math=False)
+        return encoded_figure(figure)
+
+
+@contextmanager
+def drawing_board(size: tuple[float, float], *, layout: Any = "constrained") -> Iterator[Any]:
+    """An empty figure of that size in inches, at 100 pixels an inch, in matplotlib's own style."""
     # The user's own matplotlibrc must not change the picture, nor a letter that the font lacks end the run.
     import matplotlib
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    layers = _in_order(panels, order)
     with warnings.catch_warnings(), matplotlib.rc_context(), style.context("default"):
         warnings.simplefilter("ignore")
-        size = (min(max(6.4, 2 + 0.2 * len(layers)), 16), 4.8 + 3.0 * (len(panels) - 1))
-        figure = Figure(figsize=size, dpi=100, layout="constrained")
+        figure = Figure(figsize=size, dpi=100, layout=layout)
         FigureCanvasAgg(figure)
-        rows = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-        for axes, panel in zip(rows, panels, strict=True):
-            _draw_panel(axes, panel, layers, log)
-        _name_layers(rows[-1], layers)
-        rows[0].set_title(_plain(title), fontsize=11, loc="left", parse_math=False)
-        return _encoded(figure)
+        yield figure
+
+
+def encoded_figure(figure: Any) -> bytes:
+    """The figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def plain_words(words: str) -> str:
+    """The words as they are to be read: two dollar signs would start a formula."""
+    return words.replace("$", r"\$")
+
+
+def shortened_name(name: str) -> str:
+    """A layer's name without its middle, where it is long."""
+    half = _MOST_LETTERS // 2
+    return name if len(name) <= _MOST_LETTERS else f"{name[:half]}…{name[-half:]}"
 
 
 def _in_order(panels: Sequence[Panel], order: Sequence[str]) -> list[str]:
@@ -101,7 +129,7 @@ def _draw_line(axes: Any, line: Series, layers: list[str], colour: str, log: boo
         markersize=3,
         linestyle="solid" if line.joined and not line.ranges else "none",
         linewidth=1.2,
-        label=_plain(line.name),
+        label=plain_words(line.name),
     )
     _draw_ranges(axes, [x for x, _ in points], line, colour, log)
     zeros = [x for x, y in points if log and y == 0]
@@ -128,14 +156,21 @@ def _mark(axes: Any, xs: list[int], height: float, marker: str, colour: str, lab
         ys = [height] * len(xs)
         where = axes.get_xaxis_transform()
         axes.plot(
-            xs, ys, marker, color=colour, markersize=7, transform=where, label=_plain(label), clip_on=False
+            xs,
+            ys,
+            marker,
+            color=colour,
+            markersize=7,
+            transform=where,
+            label=plain_words(label),
+            clip_on=False,
         )
 
 
 def _dress(axes: Any, ylabel: str, log: bool) -> None:
     if log:
         axes.set_yscale("log")
-    axes.set_ylabel(_plain(ylabel))
+    axes.set_ylabel(plain_words(ylabel))
     axes.margins(x=0.02)
     axes.grid(visible=True, which="major", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -146,20 +181,5 @@ def _dress(axes: Any, ylabel: str, log: bool) -> None:
 
 def _name_layers(axes: Any, layers: list[str]) -> None:
     step = max(1, math.ceil(len(layers) / _MOST_TICKS))
-    names = [_plain(_shortened(name)) for name in layers[::step]]
+    names = [plain_words(shortened_name(name)) for name in layers[::step]]
     axes.set_xticks(range(0, len(layers), step), names, rotation=90, fontsize=7, parse_math=False)
-
-
-def _plain(words: str) -> str:
-    return words.replace("$", r"\$")  # two dollar signs would start a formula
-
-
-def _shortened(name: str) -> str:
-    half = _MOST_LETTERS // 2
-    return name if len(name) <= _MOST_LETTERS else f"{name[:half]}…{name[-half:]}"
-
-
-def _encoded(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()

@@ -16,6 +16,7 @@ from hookscope.tasks.gate import GateOptions, GateRules, Verdict, earlier, made_
 if TYPE_CHECKING:
     from torch import nn
 
+    from hookscope.checks.rules import Settings
     from hookscope.statsreport import StatsReport
 
 
@@ -30,6 +31,11 @@ class StatsGate:
         self._options = options
         self._rules = GateRules.of(options, "stats", "Activations over data", default_settings())
         self._old: StatsBaseline | None = earlier(options, statbaseline.read, statbaseline.to_update)
+
+    @property
+    def settings(self) -> Settings:
+        """The rules and limits that hold."""
+        return self._rules.settings
 
     def check(self, model: nn.Module) -> None:
         """Nothing, where every glob means something of the model or the baseline, and this measures as that did.
