@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hookscope.features import open_features as open_features
     from hookscope.gradreport import GradReport as GradReport
     from hookscope.hooks import Needs as Needs
     from hookscope.hooks import Probe as Probe
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hookscope.layers import LayerInfo as LayerInfo
     from hookscope.layers import Site as Site
     from hookscope.library import CamMap as CamMap
+    from hookscope.library import extract as extract
     from hookscope.library import feature_maps as feature_maps
     from hookscope.library import gradcam as gradcam
     from hookscope.library import gradnorm as gradnorm
@@ -40,11 +42,13 @@ _HOMES = {
     "Site": "layers",
     "StatsReport": "statsreport",
     "attached": "hooks",
+    "extract": "library",
     "feature_maps": "library",
     "gradcam": "library",
     "gradnorm": "library",
     "list_layers": "runner",
     "load_model": "models",
+    "open_features": "features",
     "preserved": "hooks",
     "stats": "library",
 }

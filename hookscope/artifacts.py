@@ -163,10 +163,17 @@ class Shard:
 
     `arrays`: by the site's name, (rows, ...), torch tensors on the CPU. `rows`: each picture's place in the run, path
     and label. `number`: of the shard in the run; `part`: of the shard, where pictures of several sizes part it.
+    `format`: `safetensors` or `npz`.
     """
 
     number: int
     part: int
     arrays: Mapping[str, Tensor]
     rows: tuple[tuple[int, str, int | str | None], ...]
+    format: str = "safetensors"
     kind: str = "extract"
+
+    @property
+    def stem(self) -> str:
+        """What its file is called, without an ending."""
+        return f"shard-{self.number:05d}" + (f"-{self.part}" if self.part else "")

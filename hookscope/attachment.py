@@ -16,11 +16,13 @@ from torch.nn.parameter import is_lazy
 
 from hookscope.cutting import Cut
 from hookscope.edits import Edit, Editing, storage, storages
+from hookscope.errors import UsageError
 from hookscope.layers import Site, Status
 from hookscope.nested import rebuilt, tensors_in
 from hookscope.probe import Audience, Probe
 from hookscope.stopping import Awaited, Stop
 from hookscope.threads import OwnThread, open_calls, recomputing
+from hookscope.turns import TURNS
 from hookscope.watching import Deliver, Listener, Watches, bridged, is_private
 
 
@@ -54,6 +56,9 @@ class Attachment:
         self.calls: dict[str, int] = {}
         self.unobservable: set[Site] = set()
         self._bridges_all = any(probe.needs.input_gradients for probe in probes)
+        self._follows_gradients = self._bridges_all or any(
+            probe.needs.gradients or probe.needs.param_gradients for probe in probes
+        )
         self.editing = Editing(model, edits, self._looking)
         self._open: dict[str, list[int]] = {}
         self._audience = Audience(probes)
@@ -103,7 +108,12 @@ class Attachment:
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Probes hear nothing, edits change nothing, and what is known of the latest pass stays as it is."""
+        """Probes hear nothing, edits change nothing, and what is known of the latest pass stays as it is.
+
+        Raises:
+            UsageError: another thread attached.
+        """
+        self.refuse_others()
         self._muted += 1
         try:
             yield
@@ -141,6 +151,7 @@ class Attachment:
             self._depth = open_calls(module)
         if self._depth > 1:
             return
+        self._refuse_disturbed()
         self.forget()
         self.sites.clear()
         self.calls.clear()
@@ -155,6 +166,7 @@ class Attachment:
         """A call of the model ended, or failed."""
         if not self._deaf():
             self._depth = max(0, self._depth - 1)
+            self._refuse_disturbed()
 
     def before(self, name: str, args: Any, kwargs: Any) -> None:
         """A call of a chosen layer begins."""
@@ -217,6 +229,13 @@ class Attachment:
         """A call of an edited layer ended; returns what the model goes on with instead, or `None`."""
         return None if self._untouched() else self.editing.leave(name, inputs, output)
 
+    def _refuse_disturbed(self) -> None:
+        if TURNS.disturbs(self.model, gradients=self._follows_gradients):
+            raise UsageError(
+                "another thread is inspecting the model, in another mode and without gradients",
+                "run it when the other is done, or let one of them have a copy",
+            )
+
     def _gradients(
         self, scalar: Tensor, targets: Sequence[GradientEdge], *, keep_graph: bool
     ) -> tuple[Tensor | None, ...]:
@@ -226,10 +245,10 @@ class Attachment:
 
     def _deaf(self) -> bool:
         # Activation checkpointing runs forward again inside backward: those calls were already seen.
-        return self._muted > 0 or self._awaited.over or recomputing() or not self._thread.hears()
+        return not self._thread.hears() or self._muted > 0 or self._awaited.over or recomputing()
 
     def _untouched(self) -> bool:
-        return self._muted > 0 or self._awaited.over or not self._thread.hears()
+        return not self._thread.hears() or self._muted > 0 or self._awaited.over
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

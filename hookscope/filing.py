@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hookscope.artifacts import Heat, Sheet, Table
+from hookscope.artifacts import Heat, Shard, Sheet, Table
 from hookscope.background import Background
 from hookscope.checks.formats.pages import findings_table
 from hookscope.images import ImageRef
@@ -15,6 +15,7 @@ from hookscope.job import Job
 from hookscope.loading import Item, batches, default_workers
 from hookscope.output.directory import replace_file
 from hookscope.output.ranged import Ranged
+from hookscope.output.shards import prepared_shard
 from hookscope.output.writers import (
     Artefact,
     Place,
@@ -56,6 +57,11 @@ class Filing:
         else:
             writing = prepared(self._job.out, artefact, place, self._job.drawing[task.name].picture)
             writers.submit(self._shown(writing, task.name, item.ref))
+
+    def shard(self, task: Task, shard: Shard, writers: Background) -> None:
+        """Have the features of a portion of the run written."""
+        folder = f"{task.name}/" if self._several else ""
+        writers.submit(prepared_shard(self._job.out, shard, folder))
 
     def draw(self, writers: Background) -> None:
         """Draw what has waited for the run's range; the pictures are read once more."""

@@ -20,6 +20,7 @@ from hookscope.preserve import preserved as preserved
 from hookscope.probe import Needs as Needs
 from hookscope.probe import Probe as Probe
 from hookscope.watching import Deliver
+from hookscope.wrappers import unwrapped
 
 
 @contextmanager
@@ -31,25 +32,29 @@ def attached(
 ) -> Iterator[Attachment]:
     """A model whose chosen layers tell `probes` what passes by, until the block ends.
 
-    Call the model inside the block as often as needed: every call of the model starts afresh at call 0. A loss's
+    Call the model inside the block as often as needed: every call of the model starts afresh at call 0. Only the
+    thread that attaches is heard, and edited; others use the model, or attach to it, as if it were theirs. A loss's
     own `backward()` reports its gradients under the objective `loss`; `Attachment.differentiate` names another.
     Values are never changed but by `edits`: hooks only look, and where a gradient must be followed the model goes on
     with a tensor of the same storage. What happens between modules (`F.relu`, a residual sum) is not seen.
 
     Args:
-        model: any module; hooks that others registered are left alone.
+        model: any module; hooks that others registered are left alone. Of a compiled or data-parallel one, the model
+            inside: names are its own, either may be called, and what is compiled runs eagerly until the block ends.
         probes: who is told. Each is told of the layers it `hears`.
         layers: globs, as for `hookscope.layers.select`.
         edits: changes of what layers return, made before the probes are told; of any layers, not only of `layers`.
 
     Raises:
-        UsageError: a pattern matches no layer, or an edit names none.
+        UsageError: a pattern matches no layer, or an edit names none; only other threads ran the model.
+        ModelError: a part of the model is TorchScript.
     """
+    model, _ = unwrapped(model)
     chosen = (layers if isinstance(layers, Selection) else select(model, layers)).names
     attachment = Attachment(model, probes, edits, _hooked)
     modules = modules_by_name(model)
     with ExitStack() as stack:
-        stack.enter_context(eager(model))
+        stack.enter_context(eager())
         stack.callback(attachment.forget)
         begins, ends = _root_hooks(attachment)
         stack.callback(model.register_forward_pre_hook(begins, prepend=True, with_kwargs=True).remove)

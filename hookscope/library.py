@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from hookscope.cam.outputs import embedding_of
 from hookscope.cam.plan import Made, Plan, Smooth
 from hookscope.cam.questions import Asked, Question
 from hookscope.cam.targets import TargetSpec, check_count, parse_targets
-from hookscope.errors import UsageError, check_choice
+from hookscope.errors import NothingMeasured, UsageError, check_choice
 from hookscope.gradpasses import gradients_of
 from hookscope.gradreport import GradReport
 from hookscope.hooks import Needs, Probe
@@ -29,11 +29,13 @@ from hookscope.layers import OutputInfo, Selection, Site, all_names, modules_by_
 from hookscope.layouts import Layouts, with_grid
 from hookscope.losses import loss_function
 from hookscope.magnitudes import parse_norm
+from hookscope.passes import pictures_in
+from hookscope.probes.extract import ExtractProbe, Features
 from hookscope.probes.shapes import ShapeProbe
 from hookscope.probes.stats import Wanted
-from hookscope.runner import Objective, running
+from hookscope.runner import Objective, list_layers, running
 from hookscope.statsreport import StatsReport
-from hookscope.userdata import checked
+from hookscope.userdata import DataBatch, checked, placed
 from hookscope.wrappers import unwrapped
 
 
@@ -284,6 +286,68 @@ def stats(
         select(model, layers, exclude),
         wanted=Wanted(threshold, histogram, spectrum, seed, sample),
     )
+
+
+def extract(
+    model: nn.Module,
+    batches: Tensor | Iterable[Any],
+    layers: str | Iterable[str],
+    *,
+    exclude: str | Iterable[str] = (),
+    reduce: str = "none",
+    max_size: tuple[int, int] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Iterator[dict[Site, Tensor]]:
+    """Features of the chosen layers for each batch: `{site: (N, ...)}`, copies on the CPU.
+
+    The forward pass stops after the last chosen layer. Between two batches the model is as it was found.
+
+    Args:
+        model: any module; run in eval mode.
+        batches: as of `stats`.
+        layers: globs.
+        exclude: globs of layers to leave out of these.
+        reduce: `none` is the very values; `avg` and `max` over positions, (N, C), of tokens over those of the picture;
+            `flatten`: (N, everything); `cls`: the first token.
+        max_size: height and width that larger maps are averaged down to (adaptive average pooling).
+        dtype: of what is given; `None`: the layer's own.
+
+    Raises:
+        UsageError: a pattern that matches no layer, a batch that is none, or an unknown reduction.
+        ModelError: the model raised.
+        NothingMeasured: no chosen layer has such features, or there was not one batch.
+    """
+    model, _ = unwrapped(model)
+    source = [batches] if isinstance(batches, Tensor) else batches
+    selection, features = select(model, layers, exclude), Features(reduce, max_size, dtype)
+    return _extracted(model, checked(source, paired=False), selection, features)
+
+
+def _extracted(
+    model: nn.Module, batches: Iterator[DataBatch], selection: Selection, features: Features
+) -> Iterator[dict[Site, Tensor]]:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    probe: ExtractProbe | None = None
+    sites: frozenset[Site] = frozenset()
+    for batch in batches:
+        x = placed(batch, device).x
+        if probe is None:
+            outputs = _featured(model, x, selection, features)
+            probe, sites = ExtractProbe(outputs, features), frozenset(outputs)
+        with running(model, [probe], selection) as runner:
+            runner.forward(x, until=sites)
+        yield probe.take()
+
+
+def _featured(model: nn.Module, x: Any, selection: Selection, features: Features) -> dict[Site, OutputInfo]:
+    """The chosen sites that have features."""
+    chosen, pictures = set(selection.names), pictures_in(x)
+    found = [info for layer in list_layers(model, x) if layer.name in chosen for info in layer.outputs]
+    fit = [info for info in found if info.shape[:1] == (pictures,) and not features.missing(info)]
+    if not fit:
+        why = next((f": {info.site}: {said}" for info in found if (said := features.missing(info))), "")
+        raise NothingMeasured(f"no chosen layer has such features{why}", "other layers, or another reduce")
+    return {info.site: info for info in fit}
 
 
 def _cam_map(made: Made) -> CamMap:

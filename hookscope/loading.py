@@ -28,10 +28,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures of one size, in order, and the failures met since the last batch."""
+    """Pictures of one size, in order, and the failures met since the last batch.
+
+    `block`: which `size` places of the run they are from.
+    """
 
     items: tuple[Item, ...]
     failures: tuple[tuple[ImageRef, ImageFailure], ...]
+    block: int = 0
 
 
 def default_workers() -> int:
@@ -42,23 +46,29 @@ def default_workers() -> int:
 def batches(
     refs: Iterable[ImageRef], preprocess: Preprocess, *, size: int, workers: int, keep_pictures: bool
 ) -> Iterator[Batch]:
-    """Batches of up to `size` pictures of one tensor shape, in order; the last may hold failures alone.
+    """Batches of up to `size` pictures of one tensor shape, in order; one may hold failures alone.
 
-    At most one batch is decoded ahead, so memory does not grow with the number of pictures.
+    Places 0 to `size` - 1 are the first block, and so on, whatever cannot be read: a batch never reaches over two of
+    them, so which pictures are run together depends on no other picture's being readable. At most one batch is decoded
+    ahead, so memory does not grow with the number of pictures.
     """
     items: list[Item] = []
     failures: list[tuple[ImageRef, ImageFailure]] = []
     read = _reader(preprocess, keep_pictures=keep_pictures)
-    for loaded in _ahead(read, refs, ahead=size, workers=workers):
+    block = 0
+    for place, loaded in enumerate(_ahead(read, refs, ahead=size, workers=workers)):
+        ends = place // size != block
+        is_other = items and not isinstance(loaded, tuple) and items[0].tensor.shape != loaded.tensor.shape
+        if (ends or is_other) and (items or failures):
+            yield Batch(tuple(items), tuple(failures), block)
+            items, failures = [], []
+        block = place // size
         if isinstance(loaded, tuple):
             failures.append(loaded)
-            continue
-        if items and (len(items) == size or items[0].tensor.shape != loaded.tensor.shape):
-            yield Batch(tuple(items), tuple(failures))
-            items, failures = [], []
-        items.append(loaded)
+        else:
+            items.append(loaded)
     if items or failures:
-        yield Batch(tuple(items), tuple(failures))
+        yield Batch(tuple(items), tuple(failures), block)
 
 
 Outcome = Item | tuple[ImageRef, ImageFailure]

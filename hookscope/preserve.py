@@ -1,9 +1,10 @@
-"""Putting an inspected model back as it was found, whatever happens in between."""
+"""Putting an inspected model back as it was found, whatever happens in between; threads take turns with it."""
 
 from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeGuard
@@ -13,49 +14,30 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from hookscope.errors import ModelError
+from hookscope.turns import TURNS, Shared
 from hookscope.wording import counted
 
 
 @contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
+def preserved(model: nn.Module, *, sown: bool = False) -> Iterator[None]:
     """A block after which the model is as it was: also when the block raises or is interrupted.
 
     Every module's `training`, every parameter's `requires_grad`, the buffers and the random state are put back;
     `.grad` is set aside (not copied) and returned. For inspection, not for training loops.
 
+    Other threads wait before their own blocks of models that share modules, parameters or buffers with this one. The
+    random state is the process's: what is found by the first thread is put back when the last has left.
+
+    Args:
+        model: any module.
+        sown: the block sets a random state of its own, so that no other thread may have a block at all.
+
     Raises:
         ModelError: the model wrote to its own parameters, of which no copies are kept.
+        UsageError: a thread that waits for this one is inspecting the model.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
-    buffers = _snapshot_buffers(model)
-    owners = [(module, dict(module._parameters)) for module in model.modules()]
-    versions = _versions(model)
-    with _random_state():
-        try:
-            for parameter, _, _ in flags:
-                parameter.grad = None
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
-            for parameter, requires_grad, gradient in flags:
-                # By assignment: requires_grad_() refuses a lazy module's parameter that has no shape yet.
-                parameter.requires_grad = requires_grad
-                parameter.grad = gradient
-            for module, parameters in owners:
-                if module._parameters.keys() != parameters.keys() or any(
-                    module._parameters[name] is not kept for name, kept in parameters.items()
-                ):
-                    module._parameters.clear()
-                    module._parameters.update(parameters)
-            _restore_buffers(buffers)
-    written = sum(parameter._version != version for parameter, version in versions)
-    if written:
-        raise ModelError(
-            f"the model wrote to {counted(written, 'parameter')} of its own while it ran, which stay as it left them",
-            "weights are too large to be kept twice; let forward leave them alone in eval mode",
-        )
+    with TURNS.taken(model, alone=sown), _random_state_kept(), _kept(model):
+        yield
 
 
 def sow(seed: int) -> None:
@@ -71,6 +53,61 @@ def sow(seed: int) -> None:
 
 
 @contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    buffers = _snapshot_buffers(model)
+    owners = [(module, dict(module._parameters)) for module in model.modules()]
+    versions = _versions(model)
+    try:
+        for parameter, _, _ in flags:
+            parameter.grad = None
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, requires_grad, gradient in flags:
+            # By assignment: requires_grad_() refuses a lazy module's parameter that has no shape yet.
+            parameter.requires_grad = requires_grad
+            parameter.grad = gradient
+        for module, parameters in owners:
+            if module._parameters.keys() != parameters.keys() or any(
+                module._parameters[name] is not kept for name, kept in parameters.items()
+            ):
+                module._parameters.clear()
+                module._parameters.update(parameters)
+        _restore_buffers(buffers)
+    written = sum(parameter._version != version for parameter, version in versions)
+    if written:
+        raise ModelError(
+            f"the model wrote to {counted(written, 'parameter')} of its own while it ran, which stay as it left them",
+            "weights are too large to be kept twice; let forward leave them alone in eval mode",
+        )
+
+
+class _Inside(threading.local):
+    random = False
+
+
+_INSIDE = _Inside()
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    # A block within a block of the same thread puts back what it found itself.
+    if _INSIDE.random:
+        with _random_state():
+            yield
+        return
+    with _RANDOM.held():
+        _INSIDE.random = True
+        try:
+            yield
+        finally:
+            _INSIDE.random = False
+
+
+@contextmanager
 def _random_state() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     python_state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
@@ -82,6 +119,9 @@ def _random_state() -> Iterator[None]:
         random.setstate(python_state)
         if numpy and numpy_state is not None:
             numpy.random.set_state(numpy_state)
+
+
+_RANDOM = Shared(_random_state)
 
 
 def _cuda_in_use() -> bool:

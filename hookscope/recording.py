@@ -7,6 +7,7 @@ the order of calls, not what is done with it; registers no hook and starts no pa
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -193,10 +194,10 @@ class Player:
 def forwards_replaced(
     modules: Iterable[nn.Module], replacement: Callable[[nn.Module, Forward], Forward]
 ) -> Iterator[None]:
-    """Every module's `forward` gives way to `replacement(module, forward)` until the block ends."""
+    """Every module's `forward` gives way to `replacement(module, forward)` until the block ends, in this thread."""
     with ExitStack() as stack:
         for module in {id(module): module for module in modules}.values():
-            new = replacement(module, module.forward)
+            new = _in_this_thread(replacement(module, module.forward), module.forward)
             stack.callback(_put_back, module, dict(module.__dict__))
             module.__dict__["forward"] = new
         yield
@@ -215,6 +216,16 @@ def kept_aside(modules: Iterable[nn.Module]) -> dict[tuple[int, str], list[Tenso
 def copied(value: Any) -> Any:
     """A nested value with a copy, without a graph, of each of its tensors."""
     return rebuilt(value, {path: tensor.detach().clone() for path, tensor in tensors_in(value)})
+
+
+def _in_this_thread(forward: Forward, elsewhere: Forward) -> Forward:
+    thread = threading.get_ident()
+
+    @functools.wraps(elsewhere)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (forward if threading.get_ident() == thread else elsewhere)(*args, **kwargs)
+
+    return chosen
 
 
 def _put_back(module: nn.Module, attributes: Mapping[str, Any]) -> None:

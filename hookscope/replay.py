@@ -35,6 +35,7 @@ from hookscope.recording import (
     forwards_replaced,
     kept_aside,
 )
+from hookscope.turns import Shared
 from hookscope.wording import one_line
 
 # As shares of a tensor's largest value; a net that is badly conditioned, in small batches, was seen to reach 1e-4.
@@ -209,8 +210,7 @@ class Replays:
         """A replay with nothing changed gives what the model gives for copies of the picture."""
         if not any(tensor.is_floating_point() for _, tensor in tensors_in(expected)):
             raise _NotExact("it returns no tensor")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the model were heard when it was recorded
+        with _UNWARNED.held():  # the model's own were heard when it was recorded
             values = plan.value.repeated(recording.value, copies)
             output = self._replayed(site, plan, recording, copies, values)
         if not same(output, expected):
@@ -253,6 +253,17 @@ class Replays:
         if recording.writes() != writes:
             raise _NotExact("it writes to what was recorded")
         return output
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# The filters are the process's: two threads that put back what each found could leave none.
+_UNWARNED = Shared(_unwarned)
 
 
 def _kept(site: Site, held: list[Tensor]) -> Edit:

@@ -6,7 +6,6 @@ Knows the order of things and nothing of their insides. Prints nothing: what a p
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, islice
@@ -78,6 +77,7 @@ class _Run:
         self._recorded: list[LayerInfo] = []
         self._begun = False
         self._looked = False
+        self._block = -1
         self.warnings: list[str] = list(job.loaded.warnings)
         self.codes = [ExitCode.IMAGES] if job.found.failures else [ExitCode.OK]
         self._known: dict[tuple[int, ...], list[LayerInfo]] = {}
@@ -86,9 +86,10 @@ class _Run:
         with Background(writing_threads()) as writers:
             for shape, group in groupby(self._batches(), key=_shape):
                 if shape is None:
-                    deque(map(self._record_failures, group), maxlen=0)
+                    self._pass_over(group, writers)
                 else:
                     self._measure_group(group, writers)
+            self._close(writers)
             self.filing.draw(writers)
         self._begin()
         return self._finish([self._concluded(task) for task in self.tasks if self._looked])
@@ -136,6 +137,41 @@ class _Run:
             for batch in chain([first], group):
                 self._measure(runner, batch, writers)
 
+    def _pass_over(self, group: Iterator[Batch], writers: Background) -> None:
+        """Blocks of which no picture can be read."""
+        for batch in group:
+            self._reach(batch.block, writers)
+            self._record_failures(batch)
+
+    def _reach(self, block: int, writers: Background) -> None:
+        """The pictures of a block are next: what was the portion before it is done."""
+        if block == self._block:
+            return
+        portion = self._portion
+        if self._block >= 0 and block // portion != self._block // portion:
+            self._close(writers)
+        self._block = block
+
+    def _close(self, writers: Background) -> None:
+        """The portion of the latest block is done."""
+        if self._block < 0 or not self._looked:
+            return
+        for task in self.tasks:
+            for shard in task.close(self._block // self._portion):
+                self.filing.shard(task, shard, writers)
+
+    @property
+    def _portion(self) -> int:
+        """How many blocks belong together: at most one task of a run wants more than one."""
+        return max((task.portion for task in self.tasks), default=1)
+
+    def _until(self) -> frozenset[Site] | None:
+        """The sites after which nobody needs the rest of a pass; `None`: somebody needs it all."""
+        wanted = [task.until() for task in self.tasks]
+        if any(sites is None for sites in wanted):
+            return None
+        return frozenset[Site]().union(*(sites for sites in wanted if sites is not None))
+
     def _look(self, single: Batch) -> None:
         """Learn the layers' outputs for this size of picture and, at the first, choose the layers."""
         x = self._entering(single)
@@ -174,6 +210,7 @@ class _Run:
         return list(chosen.values())
 
     def _measure(self, runner: Runner, batch: Batch, writers: Background) -> None:
+        self._reach(batch.block, writers)
         self._record_failures(batch)
 
         def objectives(output: Any) -> list[Objective]:
@@ -183,8 +220,9 @@ class _Run:
         x = self._entering(batch)
         for task in self.tasks:
             task.expect([item.ref.index for item in batch.items])
-        done = runner.forward(x, objectives if needs_graph else None)
-        if not needs_graph:
+        until = None if needs_graph else self._until()
+        done = runner.forward(x, objectives if needs_graph else None, until=until)
+        if not needs_graph and not done.stopped:
             objectives(done.output)
         self._record_pictures(batch, done)
         self._begin()
@@ -203,11 +241,11 @@ class _Run:
             self.codes.append(ExitCode.IMAGES)
 
     def _record_pictures(self, batch: Batch, done: Pass) -> None:
-        for item, top in zip(
-            batch.items,
-            top_records(done.output, len(batch.items), self.subject.categories, self.subject.logits),
-            strict=True,
-        ):
+        count, subject = len(batch.items), self.subject
+        tops: list[Any] = [[] for _ in batch.items]
+        if not done.stopped:
+            tops = [*top_records(done.output, count, subject.categories, subject.logits)]
+        for item, top in zip(batch.items, tops, strict=True):
             self.images[item.ref.index] = {"path": item.ref.path, "status": "ok", "error": None, "top": top}
 
     def _concluded(self, task: Task) -> Conclusion:

@@ -214,12 +214,13 @@ def running(
     The graph is cut at the first chosen layer unless a probe needs the gradients of parameters or of inputs;
     parameters take part in it only where a probe needs theirs. In train mode dropout is active and batch norm uses
     the batch, from the random state that `train_seed` gives. Works inside `no_grad` and `inference_mode`, and
-    with frozen parameters.
+    with frozen parameters. The runner is for this thread; others wait before their own over this model, or over one
+    that shares parts with it (`preserved`).
     """
     model, _ = unwrapped(model)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(preserved(model))
+        stack.enter_context(preserved(model, sown=train_seed is not None))
         model.train(train_seed is not None)
         if train_seed is not None:
             sow(train_seed)

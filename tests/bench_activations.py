@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from bench import Line
 
-BATCHES = 3
+BATCHES = 2
 FORMATS = {"channels last": True, "contiguous": False}
 
 
@@ -28,6 +28,7 @@ def leaves(model: torch.nn.Module) -> list[str]:
 
 def against_bare(limit: float, words: str, *, histogram: bool) -> list[Line]:
     import bench
+
     import hookscope
 
     lines = []
@@ -42,7 +43,7 @@ def against_bare(limit: float, words: str, *, histogram: bool) -> list[Line]:
         def ours(model: torch.nn.Module = model, x: torch.Tensor = x, layers: list[str] = layers) -> None:
             hookscope.stats(model, [x] * BATCHES, layers=layers, histogram=histogram)
 
-        (found,) = bench.compared(5, bare, ours)
+        (found,) = bench.compared(3, bare, ours)
         per_image = f"{found.seconds / BATCHES / 16e-3:.1f} ms an image"
         lines.append(bench.Line(f"{words} / bare forward, {form}", found.ratio, limit, True, per_image))
     return lines

@@ -607,7 +607,10 @@ def test_every_flag_that_anything_names_exists():
         named |= dict.fromkeys(re.findall(r"(?<![-\w])--[a-z][a-z-]*", path.read_text("utf-8")), path.name)
     commands = typer.main.get_command(app)
     known = {"--help", "--version"} | {
-        flag for command in commands.commands.values() for option in command.params for flag in option.opts
+        flag
+        for command in commands.commands.values()
+        for option in command.params
+        for flag in (*option.opts, *option.secondary_opts)
     }
     assert len(named) > 20
     assert {flag: file for flag, file in named.items() if flag not in known} == {}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import random
 
 import nets
-import numpy as np
 import pytest
 import torch
+from modelstate import assert_same_state, state_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from truth import Recorder, reference, score
@@ -300,43 +299,6 @@ def test_a_view_of_the_input_that_is_written_to_later_is_said_to_be_unobservable
     assert done.unobservable == {Site("flat")}
     assert seen.gradients == {}
     torch.testing.assert_close(done.output, model(x), rtol=0, atol=0)
-
-
-def state_of(model):
-    return {
-        "training": [module.training for module in model.modules()],
-        "flags": [parameter.requires_grad for parameter in model.parameters()],
-        "grads": [parameter.grad for parameter in model.parameters()],
-        "buffers": [(id(buffer), buffer.clone()) for buffer in model.buffers()],
-        "weights": [parameter.detach().clone() for parameter in model.parameters()],
-        "hooks": [
-            [
-                *module._forward_hooks.items(),
-                *module._forward_pre_hooks.items(),
-                *module._backward_hooks.items(),
-            ]
-            for module in model.modules()
-        ],
-        "random": torch.get_rng_state(),
-        "python_random": random.getstate(),
-        "numpy_random": str(np.random.get_state()),
-        "fast": torch.backends.mha.get_fastpath_enabled(),
-        "grad_mode": torch.is_grad_enabled(),
-    }
-
-
-def assert_same_state(before, after):
-    assert before["training"] == after["training"]
-    assert before["flags"] == after["flags"]
-    assert all(a is b for a, b in zip(before["grads"], after["grads"], strict=True))
-    assert [identity for identity, _ in before["buffers"]] == [identity for identity, _ in after["buffers"]]
-    for key in ("weights",):
-        assert all(torch.equal(a, b) for a, b in zip(before[key], after[key], strict=True))
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before["buffers"], after["buffers"], strict=True))
-    for key in ("hooks", "python_random", "numpy_random"):
-        assert before[key] == after[key]
-    assert torch.equal(before["random"], after["random"])
-    assert (before["fast"], before["grad_mode"]) == (after["fast"], after["grad_mode"])
 
 
 class Failing(Probe):

@@ -14,7 +14,7 @@ import pytest
 import hookscope
 
 PACKAGE = Path(hookscope.__file__).parent
-COMMANDS = ("layers", "featuremaps", "gradcam", "gradnorm", "stats", "run", "demo", "models")
+COMMANDS = ("layers", "featuremaps", "gradcam", "gradnorm", "stats", "extract", "run", "demo", "models")
 HEAVY = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "safetensors", "timm"}
 
 # Each may import those before it. A package stands for all its modules.
@@ -25,7 +25,7 @@ ORDER = (
     "probes", "passes", "recording", "batch_axes", "continuation", "replay",
     "runner", "cam",
     "losses", "gradreport", "userdata", "gradpasses", "activations", "library",
-    "images", "models", "loading", "render", "output", "records", "checks", "monitor", "adapters", "tasks", "job", "filing", "run", "cli",
+    "images", "models", "loading", "render", "output", "features", "records", "checks", "monitor", "adapters", "tasks", "job", "filing", "run", "cli",
 )  # fmt: skip
 
 PROGRAM = """

@@ -1,424 +1,660 @@
-"""Distributions of activations against NumPy on copies that a twin without in-place operations gives."""
+"""Distributions of what layers receive and return: against copies made in a twin without in-place ops, and by hand."""
+
+from __future__ import annotations
 
 import math
+import pickle
+from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
+import torchvision
+from nets import AWKWARD, Raises, ReluThrice, Tied, out_of_place, picture, seeded
 from torch import nn
-from torch.nn import functional as F
 
 import hookscope
-from hookscope.errors import NothingMeasured, UsageError
-from hookscope.reductions import Reducer
-from hookscope.sampling import Sampler
+from hookscope.activations import bounds_of, kind_of, stats_passes, stats_probe, stats_report
+from hookscope.errors import ModelError, NothingMeasured, UsageError
+from hookscope.layers import Site, select
+from hookscope.nested import tensors_in
+from hookscope.probes.stats import StatsProbe, Wanted
+from hookscope.runner import list_layers, running
 from hookscope.statsreport import INPUT, OUTPUT
-
-
-class Net(nn.Module):
-    """Convolution, norm, ReLU in place, a sum in place, a head: what residual nets are made of."""
-
-    def __init__(self, inplace=True):
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.relu = nn.ReLU(inplace)
-        self.deep = nn.Conv2d(8, 8, 1)
-        self.head = nn.Linear(8, 5)
-        self.inplace = inplace
-
-    def forward(self, x):
-        x = self.relu(self.norm(self.conv(x)))
-        y = self.deep(x)
-        y = y.add_(x) if self.inplace else y + x
-        y = self.relu(y)
-        return self.head(y.mean((2, 3)))
-
-
-def pictures(count=6, size=12):
-    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
-def rows_of(report):
-    return {row.place: row for row in report.rows}
+from hookscope.userdata import checked
 
 
 def captured(model, x):
-    """What each layer of the twin received and returned, by our names, kept by plain hooks."""
-    found, counts = {}, {}
-    handles = []
-    for name, module in model.named_children():
+    """Copies of all that layers received and returned, {(site, side): tensor}, with no op in place."""
+    found, calls, handles = {}, {}, []
 
-        def before(module, args, name=name):
-            found[f"{name}#{counts.get(name, 0)}<"] = args[0].double().numpy().copy()
+    def before(name):
+        def hook(module, args, kwargs):
+            call = calls[name] = calls.get(name, -1) + 1
+            for path, tensor in tensors_in((*args, kwargs) if kwargs else args):
+                found[Site(name, call, path), INPUT] = tensor.detach().clone()
 
-        def after(module, args, output, name=name):
-            found[f"{name}#{counts.get(name, 0)}"] = output.double().numpy().copy()
-            counts[name] = counts.get(name, 0) + 1
+        return hook
 
-        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    with torch.no_grad():
-        model(x)
-    for handle in handles:
-        handle.remove()
+    def after(name):
+        def hook(module, args, output):
+            for path, tensor in tensors_in(output):
+                found[Site(name, calls[name], path), OUTPUT] = tensor.detach().clone()
+
+        return hook
+
+    for name, module in list(model.named_modules())[1:]:
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name)))
+    try:
+        with out_of_place(model), torch.no_grad():
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
     return found
 
 
-@pytest.fixture(scope="module")
-def report():
-    return hookscope.stats(Net().eval(), [pictures()[:4], pictures()[4:]])
+def rows_of(report):
+    return {(row.site, row.side): row for row in report.rows}
 
 
-@pytest.fixture(scope="module")
-def truth():
-    return captured(Net(inplace=False).eval(), pictures())
+def row(report, place):
+    (found,) = (row for row in report.rows if row.place == place)
+    return found
 
 
-def named(row):
-    return f"{row.site.layer}#{row.site.call}{'<' if row.side == INPUT else ''}"
+def check_against(row, tensor):
+    """A row against a float64 copy of all that passed there."""
+    values, found = tensor.double().numpy(), row.distribution
+    assert found.count == values.size
+    assert found.zeros == (values == 0).sum()
+    # The twin's own figures are float32, and its convolutions need not add up in the same order.
+    assert found.mean == pytest.approx(values.mean(), rel=1e-5, abs=1e-5 * values.std())
+    assert found.std == pytest.approx(values.std(), rel=1e-5, abs=1e-7)
+    assert found.minimum == pytest.approx(values.min(), rel=1e-5, abs=1e-6)
+    assert found.maximum == pytest.approx(values.max(), rel=1e-5, abs=1e-6)
+    if found.channels is not None:
+        by_channel = np.moveaxis(values, found.channels.axis, -1).reshape(-1, found.channels.channels)
+        assert found.channels.mean == pytest.approx(by_channel.mean(axis=0), abs=2e-6)
+        assert found.channels.std == pytest.approx(by_channel.std(axis=0), rel=1e-5, abs=1e-6)
+        assert found.channels.energy == pytest.approx(np.square(by_channel).mean(axis=0), rel=1e-5, abs=1e-6)
+        assert found.channels.alive.tolist() == (by_channel > 0).sum(axis=0).tolist()
+        assert found.channels.maximum == pytest.approx(by_channel.max(axis=0), rel=1e-5, abs=1e-6)
 
 
-def test_every_place_is_there_once(report, truth):
-    assert sorted(named(row) for row in report.rows) == sorted(truth)
-
-
-def test_figures_are_those_of_the_twin_s_tensors(report, truth):
-    for row in report.rows:
-        values = truth[named(row)]
-        found = row.distribution
-        assert found.count == values.size
-        assert found.zeros == (values == 0).sum()
-        assert found.mean == pytest.approx(values.mean(), abs=1e-6 * values.std())
-        assert found.std == pytest.approx(values.std(), rel=1e-6)
-        assert (found.minimum, found.maximum) == (values.min(), values.max())
-        channels = np.moveaxis(values, found.channels.axis, -1).reshape(-1, found.channels.channels)
-        assert np.allclose(found.channels.mean, channels.mean(axis=0), atol=1e-6 * values.std())
-        assert np.allclose(found.channels.std, channels.std(axis=0), rtol=1e-5, atol=1e-9)
-        assert np.allclose(found.channels.energy, (channels**2).mean(axis=0), rtol=1e-6)
-        assert found.channels.maximum.tolist() == channels.max(axis=0).tolist()
-        assert found.channels.alive.tolist() == (channels > 0).sum(axis=0).tolist()
-
-
-def test_a_tensor_is_reduced_once_and_not_after_it_was_written_to(report):
-    rows = rows_of(report)
-    assert rows["norm:0<"].same_as == (rows["conv"].site, OUTPUT)
-    assert rows["norm:0<"].distribution is rows["conv"].distribution
-    # ReLU wrote into what it was given: another tensor's values, at the same place in memory.
-    assert rows["relu"].same_as is None
-    assert rows["deep:0<"].same_as == (rows["relu"].site, OUTPUT)
-    # The sum in place was written into what `deep` had returned.
-    assert rows["relu@1:0<"].same_as is None
-
-
-@pytest.mark.parametrize("sizes", [[1] * 6, [5, 1], [2, 2, 2]], ids=str)
-def test_batch_size_changes_no_count_and_figures_by_a_millionth(report, sizes):
-    other = hookscope.stats(Net().eval(), pictures().split(sizes))
-    for one, two in zip(report.rows, other.rows, strict=True):
-        a, b = one.distribution, two.distribution
-        assert (a.count, a.zeros) == (b.count, b.zeros)
-        assert a.minimum == pytest.approx(b.minimum, abs=1e-6 * a.std)
-        assert a.mean == pytest.approx(b.mean, abs=1e-6 * a.std)
-        assert a.std == pytest.approx(b.std, rel=1e-6)
-        assert a.channels.alive.tolist() == b.channels.alive.tolist()
-        # The sample is the same values, which the size of a batch may round otherwise: to the next bin at most.
-        assert a.histogram.sampled == b.histogram.sampled
-        assert np.abs(a.histogram.counts - b.histogram.counts).sum() <= 4
-
-
-def test_histograms_and_quantiles_are_those_of_the_values(report, truth):
-    for row in report.rows:
-        values, found = truth[named(row)], row.distribution.histogram
-        assert found.complete
-        assert found.sampled == values.size
-        middle = np.quantile(values, 0.5, method="inverted_cdf")
-        assert found.quantile(0.5) == pytest.approx(middle, rel=0.05, abs=3e-10)
-
-
-def test_a_sample_is_within_its_error():
-    values = torch.randn(3, 40, 60, 60, generator=torch.Generator().manual_seed(5))
-    found = Sampler(most=2048).sample(values, "here", [0, 1, 2])
-    assert not found.complete
-    assert found.sampled == 3 * 2048
-    for share in (0.05, 0.5, 0.95):
-        rank = float((values <= found.quantile(share)).double().mean())
-        assert abs(rank - share) <= found.rank_error + 0.02
-
-
-def test_a_sample_depends_on_seed_place_and_picture_alone():
-    values = torch.randn(4, 10, 30, 30, generator=torch.Generator().manual_seed(5))
-    sampler = Sampler(most=100)
-    whole = sampler.sample(values, "here", [7, 8, 9, 10])
-    apart = [sampler.sample(values[at : at + 1], "here", [7 + at]) for at in (3, 1, 0, 2)]
-    merged = apart[0].merged(apart[1]).merged(apart[2]).merged(apart[3])
-    assert whole.counts.tolist() == merged.counts.tolist()
-    assert sampler.sample(values, "there", [7, 8, 9, 10]).counts.tolist() != whole.counts.tolist()
-    assert Sampler(1, 100).sample(values, "here", [7, 8, 9, 10]).counts.tolist() != whole.counts.tolist()
-
-
-class TestDeadUnits:
-    """The hand case: four channels, of which the second fires at one pixel of one picture."""
-
-    def net(self):
-        made = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU())
-        with torch.no_grad():
-            made[0].weight.copy_(torch.tensor([-1.0, 1.0, 1.0, -1.0]).view(4, 1, 1, 1))
-            made[0].bias.copy_(torch.tensor([0.0, -9.0, 1.0, 0.0]))
-        return made.eval()
-
-    def test_a_unit_that_fires_once_is_alive(self):
-        x = torch.rand(10, 1, 8, 8)
-        x[7, 0, 3, 3] = 10
-        row = rows_of(hookscope.stats(self.net(), x))["1"]
-        # The mean over positions, below 0.01, takes the second channel for dead as well.
-        assert row.distribution.channels.alive.tolist() == [0, 1, 640, 0]
-        assert row.kind == "relu"
-
-    def test_a_threshold_is_what_they_must_exceed(self):
-        x = torch.rand(10, 1, 8, 8)
-        x[7, 0, 3, 3] = 10
-        row = rows_of(hookscope.stats(self.net(), x, threshold=1.5))["1"]
-        alive = row.distribution.channels.alive
-        assert alive[[0, 1, 3]].tolist() == [0, 0, 0]
-        assert alive[2] == int((x > 0.5).sum())
-
-
-@pytest.mark.parametrize(
-    ("layer", "low", "high"),
-    [
-        (nn.Sigmoid(), 1 / (1 + math.exp(5)), 1 - 1 / (1 + math.exp(5))),
-        (nn.Tanh(), -0.97, 0.97),
-        (nn.Hardsigmoid(), 0.0, 1.0),
-        (nn.Hardtanh(-2, 3), -2.0, 3.0),
-        (nn.ReLU6(), -math.inf, 6.0),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
-)
-def test_saturated_entries_are_those_at_a_bound(layer, low, high):
-    x = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 6
-    y = layer(x)
-    row = rows_of(hookscope.stats(nn.Sequential(layer), x))["0"]
-    expected = ((y <= low) | (y >= high)).sum((0, 2, 3))
-    assert row.distribution.channels.saturated.tolist() == expected.tolist()
-    assert expected.sum() > 0
-
-
-class TestNumbers:
-    """Values that are hard on a float32."""
-
-    @pytest.mark.parametrize("axis", [1, -1])
-    @pytest.mark.parametrize("mean", [0.0, 1e4])
-    @pytest.mark.parametrize("shape", [(4, 32, 40, 40), (2, 3, 300, 300), (64, 200, 20)], ids=str)
-    def test_large_means_keep_the_deviation(self, shape, mean, axis):
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(2)) + mean
-        part = Reducer().reduce(x, axis)
-        values = np.moveaxis(x.double().numpy(), axis, -1).reshape(-1, x.shape[axis])
-        assert np.allclose(part.mean, values.mean(axis=0), rtol=1e-7, atol=1e-6)
-        assert np.allclose(part.scatter, values.var(axis=0) * len(values), rtol=1e-6)
-        assert part.minimum.tolist() == values.min(axis=0).tolist()
+class TestAgainstATwin:
+    @pytest.mark.parametrize("name", AWKWARD)
+    def test_every_place_of_an_awkward_net(self, name):
+        x = picture(pictures=3)
+        expected = captured(seeded(AWKWARD[name]), x)
+        found = rows_of(hookscope.stats(seeded(AWKWARD[name]), x))
+        assert {place for place, row in found.items() if row.distribution is not None} == set(expected)
+        for place, tensor in expected.items():
+            check_against(found[place], tensor)
 
     @pytest.mark.parametrize(
-        "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8, torch.bool]
+        "name",
+        ["resnet18", "mobilenet_v2", "densenet121", "convnext_tiny", "swin_t", "vit_b_32", "googlenet"],
     )
-    def test_every_real_type_is_reduced(self, dtype):
-        x = (torch.rand(3, 2, 5, 5, generator=torch.Generator().manual_seed(3)) * 3).to(dtype)
-        part = Reducer().reduce(x, 1)
-        values = x.double().movedim(1, -1).reshape(-1, 2)
-        assert np.allclose(part.mean, values.mean(0).numpy(), rtol=1e-12)
-        assert part.zeros == int((values == 0).sum())
+    def test_every_place_of_a_real_one(self, name):
+        torch.manual_seed(0)
+        kwargs = {"init_weights": False} if name == "googlenet" else {}
+        kwargs |= {"image_size": 64} if name == "vit_b_32" else {}
+        model = torchvision.models.get_model(name, weights=None, **kwargs).eval()
+        x = picture(pictures=2, size=64)
+        report = hookscope.stats(model, x)
+        expected = captured(model, x)
+        found = rows_of(report)
+        assert {place for place, row in found.items() if row.distribution is not None} == set(expected)
+        for place, tensor in expected.items():
+            check_against(found[place], tensor)
 
-    def test_half_precision_does_not_overflow(self):
-        x = torch.full((2, 4, 200, 200), 60000.0, dtype=torch.float16)
-        part = Reducer().reduce(x, 1)
-        assert part.mean.tolist() == [60000.0] * 4
-        assert part.scatter.tolist() == [0.0] * 4
-
-    def test_single_precision_does_not_overflow(self):
-        x = torch.tensor([3e38, -3e38, 1e-38]).repeat(2, 20000)[:, None]
-        part, centred = Reducer().reduce(x, 1), x.double() - x.double().mean()
-        assert part.non_finite == 0
-        assert part.scatter[0] == pytest.approx(float(centred.square().sum()), rel=1e-6)
-
-    @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
-    def test_what_is_not_finite_is_counted_and_left_out(self, memory):
-        x = torch.randn(4, 8, 40, 40, generator=torch.Generator().manual_seed(4)).to(memory_format=memory)
-        x[0, 1, 0, 0], x[1, 1, 2, 3], x[2, 5, 1, 1] = math.nan, math.inf, -math.inf
-        part = Reducer().reduce(x, 1)
-        values = x.double().movedim(1, 0).flatten(1)
-        assert part.non_finite == 3
-        assert part.count.tolist() == [6400 - bad for bad in (0, 2, 0, 0, 0, 1, 0, 0)]
-        for channel in range(8):
-            kept = values[channel][values[channel].isfinite()]
-            assert part.mean[channel] == pytest.approx(float(kept.mean()), abs=1e-6)
-            assert part.maximum[channel] == float(kept.max())
-
-    def test_complex_values_are_said_to_be(self):
-        class Spectral(nn.Module):
-            def forward(self, x):
-                return torch.fft.fft2(x)
-
-        row = rows_of(hookscope.stats(nn.Sequential(Spectral()), pictures(2)))["0"]
-        assert row.status == "complex"
-        assert row.distribution is None
+    def test_places_that_are_one_are_so_in_truth(self):
+        torch.manual_seed(0)
+        model = torchvision.models.densenet121(weights=None).eval()
+        x = picture(pictures=2, size=64)
+        expected = captured(model, x)
+        same = [row for row in hookscope.stats(model, x).rows if row.same_as is not None]
+        assert len(same) > 300
+        for one in same:
+            assert torch.equal(expected[one.site, one.side], expected[one.same_as])
 
 
-class Tokens(nn.Module):
+class Fires(nn.Module):
+    """Four units of which the second fires at one pixel only, the third and fourth never; one of them by a hair."""
+
     def __init__(self):
         super().__init__()
-        self.patch = nn.Conv2d(3, 6, 4, 4)
-        self.norm = nn.LayerNorm(6)
-        self.mlp = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 6))
+        self.relu = nn.ReLU()
 
     def forward(self, x):
-        x = self.patch(x).flatten(2).transpose(1, 2)
-        return (x + self.mlp(self.norm(x))).mean(1)
+        return self.relu(x)
 
 
-def test_the_channel_axis_of_tokens_is_the_last():
-    rows = rows_of(hookscope.stats(Tokens().eval(), pictures(3, 16)))
-    assert {place: rows[place].distribution.channels.channels for place in ("norm", "mlp.0", "mlp.1", "mlp:0<")} == {
-        "norm": 6, "mlp.0": 24, "mlp.1": 24, "mlp:0<": 6,
-    }  # fmt: skip
-    assert rows["norm:0<"].distribution.channels.axis == 2
-    assert rows["mlp.1"].kind == ""
+@pytest.fixture
+def units():
+    x = torch.full((2, 4, 3, 3), -1.0)
+    x[0, 0] = 2.0
+    x[1, 1, 2, 2] = 1e-30
+    x[:, 3] = 0.0
+    return x
 
 
-def test_places_that_are_one_tensor_in_some_batches_only_go_apart():
-    class Sometimes(nn.Module):
-        def forward(self, x):
-            return x if float(x.sum()) > limit else x * 2
+class TestByHand:
+    def test_one_pixel_keeps_a_unit_alive(self, units):
+        found = row(hookscope.stats(Fires().eval(), units), "relu").distribution
+        # A mean over positions would call the second one dead, the share of zeros the first one half dead.
+        assert found.channels.alive.tolist() == [9, 1, 0, 0]
+        assert found.channels.mean.tolist() == pytest.approx([1, 1e-30 / 18, 0, 0])
+        assert found.channels.std.tolist() == pytest.approx([1, 1e-30 * math.sqrt(17) / 18, 0, 0])
+        assert found.channels.energy.tolist() == pytest.approx([2, 0, 0, 0])
+        assert (found.count, found.zeros, found.non_finite) == (72, 62, 0)
+        assert (found.mean, found.minimum, found.maximum) == (0.25, 0, 2)
+        assert found.std == pytest.approx(math.sqrt(0.5 - 0.0625))
 
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), Sometimes(), nn.Conv2d(4, 2, 1)).eval()
-    batches = [pictures(2), pictures(4)[2:], pictures(6)[4:]]
-    with torch.no_grad():
-        made = [net[0](x) for x in batches]
-    limit = min(float(one.sum()) for one in made)
-    assert {float(one.sum()) > limit for one in made} == {True, False}
-    rows = rows_of(hookscope.stats(net, batches))
-    before = torch.cat(made).double()
-    after = torch.cat([one if float(one.sum()) > limit else one * 2 for one in made]).double()
-    assert rows["0"].distribution.std == pytest.approx(float(before.std(correction=0)), rel=1e-6)
-    assert rows["1"].distribution.std == pytest.approx(float(after.std(correction=0)), rel=1e-6)
-    assert rows["1:0<"].same_as == (rows["0"].site, OUTPUT)
-    assert rows["1"].same_as is None
-    assert rows["2:0<"].same_as == (rows["1"].site, OUTPUT)
+    def test_a_threshold_is_to_be_exceeded(self, units):
+        report = hookscope.stats(Fires().eval(), units, threshold=2.0)
+        assert report.threshold == 2.0
+        assert row(report, "relu").distribution.channels.alive.tolist() == [0, 0, 0, 0]
+
+    def test_what_a_layer_received_is_from_before_it_wrote(self, units):
+        class InPlace(Fires):
+            def __init__(self):
+                super().__init__()
+                self.relu = nn.ReLU(inplace=True)
+
+        report = hookscope.stats(InPlace().eval(), units)
+        assert row(report, "relu:0<").distribution.minimum == -1
+        assert row(report, "relu").distribution.minimum == 0
+
+    def test_the_histogram_is_of_all_where_all_fit(self, units):
+        found = row(hookscope.stats(Fires().eval(), units), "relu").distribution.histogram
+        assert found.complete
+        assert found.sampled == 72
+        assert found.quantile(0.5) == 0
+        assert found.quantile(0.99) == pytest.approx(2, rel=found.value_error)
+
+    def test_without_a_histogram(self, units):
+        report = hookscope.stats(Fires().eval(), units, histogram=False)
+        assert all(row.distribution.histogram is None for row in report.rows)
+
+    def test_non_finite_entries_are_counted_apart(self, units):
+        units[0, 0, 0, 0] = math.inf
+        units[1, 3] = math.nan
+        report = hookscope.stats(Fires().eval(), units)
+        found = row(report, "relu")
+        assert found.status == "non-finite"
+        assert (found.distribution.count, found.distribution.non_finite) == (72, 10)
+        assert found.distribution.channels.count.tolist() == [17, 18, 18, 9]
+        assert found.distribution.maximum == 2
+        assert (report.first_non_finite.site, report.first_non_finite.cause) == (Site("relu"), "received")
+        assert report.first_non_finite.non_finite == 10
 
 
-def test_shares_of_several_processes_make_the_same_report():
-    from hookscope.activations import list_layers, stats_probe, stats_report
-    from hookscope.layers import Status, select
-    from hookscope.probes.stats import Wanted
-    from hookscope.runner import running
+class TestKinds:
+    @pytest.mark.parametrize(
+        ("layer", "kind", "bounds"),
+        [
+            (nn.ReLU(), "relu", None),
+            (nn.ReLU6(), "relu6", (-math.inf, 6)),
+            (nn.Hardtanh(-2, 3), "hardtanh", (-2, 3)),
+            (nn.Sigmoid(), "sigmoid", (pytest.approx(0.0067, abs=1e-4), pytest.approx(0.9933, abs=1e-4))),
+            (nn.Tanh(), "tanh", (-0.97, 0.97)),
+            (nn.Hardsigmoid(), "hardsigmoid", (0, 1)),
+            (nn.BatchNorm2d(3), "norm", None),
+            (nn.InstanceNorm2d(3), "norm", None),
+            (nn.LayerNorm(3), "norm", None),
+            (nn.GroupNorm(1, 3), "norm", None),
+            (nn.RMSNorm(3), "norm", None),
+            (torchvision.models.convnext.LayerNorm2d(3), "norm", None),
+            (nn.GELU(), "", None),
+            (nn.LeakyReLU(), "", None),
+            (nn.Softmax(-1), "", None),
+            (nn.Conv2d(3, 3, 1), "", None),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+    )
+    def test_by_class(self, layer, kind, bounds):
+        assert kind_of(layer) == kind
+        assert bounds_of(layer) == bounds
 
-    model, x = Net().eval(), pictures(9)
-    look = list_layers(model, x[:1])
+    @pytest.mark.parametrize(
+        ("layer", "saturated"),
+        [
+            (nn.ReLU6(inplace=True), [0, 2, 0]),
+            (nn.Hardtanh(), [1, 4, 0]),
+            (nn.Hardsigmoid(inplace=True), [0, 2, 0]),
+            (nn.Sigmoid(), [0, 4, 0]),
+            (nn.Tanh(), [0, 4, 0]),
+            (nn.ReLU(), None),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_entries_at_the_bounds(self, layer, saturated):
+        x = torch.tensor([[1.0, 6.0, 0.0], [0.5, 7.0, 0.0], [-0.5, -5.5, 0.5], [0.1, 5.9, 0.0]])
+        if isinstance(layer, nn.Hardsigmoid):
+            x[:, 1] = torch.tensor([3.0, 0.0, -3.0, 1.0])
+        report = hookscope.stats(nn.Sequential(layer).eval(), x)
+        found = row(report, "0").distribution.channels
+        assert (found.saturated if saturated is None else found.saturated.tolist()) == saturated
+        assert row(report, "0:0<").distribution.channels.saturated is None
+
+    def test_a_place_with_bounds_has_them_whatever_was_there_before(self):
+        class Odd(nn.Tanh):
+            """Returns the very tensor that it was given, as a layer of this class never should."""
+
+            def forward(self, x):
+                return x
+
+        report = hookscope.stats(nn.Sequential(nn.Linear(3, 3), Odd()).eval(), torch.full((2, 3), 100.0))
+        assert row(report, "1").distribution.channels.saturated is not None
+
+
+class TestAxes:
+    def test_of_the_channels_are_known(self):
+        torch.manual_seed(0)
+        x = picture(pictures=2, size=64)
+        vit = hookscope.stats(
+            torchvision.models.vit_b_32(weights=None, image_size=64).eval(), x,
+            layers=["conv_proj", "encoder.layers.encoder_layer_0.*"],
+        )  # fmt: skip
+        swin = hookscope.stats(torchvision.models.swin_t(weights=None).eval(), x, layers=["features.1.0.*"])
+        found = {
+            (row.layout, row.distribution.channels.axis, row.distribution.channels.channels)
+            for row in (*vit.rows, *swin.rows)
+            if row.distribution is not None and row.distribution.channels is not None
+        }
+        assert {("NCHW", 1, 768), ("NTC", 2, 768), ("NTC", 2, 3072), ("NHWC", 3, 96)} <= found
+
+    def test_a_place_is_known_by_whoever_reads_the_same_tensor(self):
+        inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        report = hookscope.stats(nn.Sequential(inner, nn.Flatten()).eval(), picture())
+        # Of a Sequential's input nothing is known; the convolution that is given it knows.
+        outer = row(report, "0:0<")
+        assert (outer.layout, outer.distribution.channels.channels) == ("NCHW", 3)
+        assert row(report, "0.0:0<").distribution is outer.distribution
+
+    def test_another_number_of_channels_leaves_the_whole(self):
+        class Any(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.relu = nn.ReLU()
+
+            def forward(self, x):
+                return self.relu(x)
+
+        batches = [picture(pictures=2), picture(pictures=3)[:, :2]]
+        for ordered in (batches, batches[::-1]):
+            found = row(hookscope.stats(Any().eval(), ordered), "relu")
+            flat = torch.cat([batch.flatten() for batch in batches]).relu()
+            assert found.distribution.channels is None
+            assert found.layout == ""
+            assert found.distribution.mean == pytest.approx(float(flat.mean()), rel=1e-6)
+            assert found.distribution.std == pytest.approx(float(flat.std(correction=0)), rel=1e-6)
+
+    def test_pictures_of_other_sizes_are_of_the_same_channels(self):
+        model = seeded(ReluThrice)
+        report = hookscope.stats(model, [picture(2, 12), picture(1, 17)])
+        found = row(report, "a")
+        assert found.shape == (1, 4, 10, 10)
+        assert found.distribution.channels.count.tolist() == [2 * 100 + 225] * 4
+
+
+class Roundabout(nn.Module):
+    """What passes between layers is made anew each time, in memory that was just given back."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Identity() for _ in range(20))
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x * (number + 1)) / (number + 2)
+        return x
+
+
+class TestOnce:
+    def test_an_output_that_is_an_input_is_reduced_once(self, monkeypatch):
+        reduced = []
+        kept = StatsProbe._reduced
+        monkeypatch.setattr(
+            StatsProbe, "_reduced", lambda self, *at: reduced.append(at[0]) or kept(self, *at)
+        )
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout()
+        ).eval()
+        report = hookscope.stats(model, picture(), layers=["0", "1", "2", "3"])
+        assert [f"{site}{'<' * (side == INPUT)}" for site, side in reduced] == ["0:0<", "0", "1", "2"]
+        assert row(report, "1:0<").same_as == (Site("0"), OUTPUT)
+        assert row(report, "3").same_as == (Site("2"), OUTPUT)
+        assert row(report, "3").distribution is row(report, "2").distribution
+        assert row(report, "2").same_as is None
+
+    def test_memory_that_was_given_back_is_another(self):
+        x = torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+        model = Roundabout().eval()
+        expected, report = captured(model, x), hookscope.stats(model, x)
+        for place, found in rows_of(report).items():
+            assert found.distribution.mean == pytest.approx(float(expected[place].double().mean()), rel=1e-6)
+        assert len({row.distribution.mean for row in report.inputs}) >= 20
+
+    def test_tensors_without_a_version_are_never_one(self):
+        probe = StatsProbe(lambda *_: "NC", {}, Wanted())
+        probe.begin(2)
+        with torch.inference_mode():
+            tensor = torch.ones(2, 3)
+            probe.on_output(Site("a"), tensor)
+            tensor.mul_(5)
+            probe.on_input(Site("b", 0, "0"), tensor)
+        probe.finish_batch()
+        assert probe.kept((Site("a"), OUTPUT)).moments.means().tolist() == [1, 1, 1]
+        assert probe.kept((Site("b", 0, "0"), INPUT)).moments.means().tolist() == [5, 5, 5]
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            lambda t: t[:, 1:],
+            lambda t: t.T,
+            lambda t: t.view(3, 4),
+            lambda t: t.view(torch.int32),
+            torch.clone,
+        ],
+        ids=["offset", "stride", "shape", "dtype", "copy"],
+    )
+    def test_another_view_of_the_memory_is_another(self, other):
+        probe = StatsProbe(lambda *_: "", {}, Wanted())
+        probe.begin(4)
+        tensor = torch.rand(4, 3)
+        probe.on_output(Site("a"), tensor)
+        probe.on_output(Site("b"), other(tensor))
+        probe.on_output(Site("c"), tensor.detach())
+        probe.finish_batch()
+        kept = [probe.kept((Site(name), OUTPUT)) for name in "abc"]
+        assert kept[0] is kept[2]
+        assert kept[0] is not kept[1]
+
+
+class Either(nn.Module):
+    """A tensor is the next layer's input only where the picture is bright; `extra` is called for dark ones alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.relu, self.extra = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Sigmoid()
+
+    def forward(self, x):
+        y = self.conv(x)
+        if x.mean() > 0:
+            return self.relu(y)
+        return self.extra(self.relu(y * 2))
+
+
+def flat(value):
+    """All numbers and words of a report, in bits."""
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return tuple(flat(one) for one in value)
+    return (
+        (type(value).__name__, flat(list(vars(value).items()))) if hasattr(value, "__dict__") else repr(value)
+    )
+
+
+def batches_of(x, *sizes):
+    numbers = torch.split(torch.arange(len(x)), sizes)
+    return [(tuple(at.tolist()), x[at]) for at in numbers]
+
+
+def probed(model, batches, wanted=Wanted(), look=None):  # noqa: B008
+    """A probe that has seen batches of ((number, ...), x), and the statuses."""
     selection = select(model, "**")
-
-    def probe():
-        return stats_probe(model, look, selection, (1, 3, 12, 12), Wanted(spectrum=True))
-
-    def run(made, blocks):
-        with running(model, [made], selection) as runner:
-            for block in blocks:
-                made.expect(range(3 * block, 3 * block + 3))
-                runner.forward(x[3 * block : 3 * block + 3])
-                made.finish_batch()
-        return made
-
-    statuses = dict.fromkeys(selection.names, Status.OK)
-    alone = stats_report(run(probe(), [0, 1, 2]), model, statuses)
-    first = run(probe(), [0, 2])
-    first.absorb(run(probe(), [1]).share())
-    together = stats_report(first, model, statuses)
-    assert together.pictures == alone.pictures == 9
-    for one, other in zip(alone.rows, together.rows, strict=True):
-        assert (one.place, one.same_as, one.shape) == (other.place, other.same_as, other.shape)
-        a, b = one.distribution, other.distribution
-        assert (a.count, a.mean, a.std, a.zeros) == (b.count, b.mean, b.std, b.zeros)
-        assert np.array_equal(a.channels.std, b.channels.std)
-        assert np.array_equal(a.histogram.counts, b.histogram.counts)
-        assert (one.spectrum is None) == (other.spectrum is None)
-        if one.spectrum is not None:
-            assert one.spectrum.effective_rank == other.spectrum.effective_rank
+    look = batches[0][1] if look is None else look
+    layers = list_layers(model, look[:1])
+    probe = stats_probe(model, layers, selection, tuple(look.shape), wanted)
+    with running(model, [probe], selection) as runner:
+        for numbers, x in batches:
+            probe.expect(numbers)
+            runner.forward(x)
+            probe.finish_batch()
+    return probe
 
 
-def test_a_spectrum_is_that_of_the_rows(truth):
-    report = hookscope.stats(Net().eval(), pictures(), spectrum=True)
-    values = truth["norm#0"]
-    rows = np.moveaxis(values, 1, -1).reshape(-1, 8)
-    expected = np.linalg.eigvalsh(np.cov(rows.T, bias=True))[::-1]
-    assert np.allclose(rows_of(report)["norm"].spectrum.eigenvalues, expected, rtol=1e-6)
+def report_of(probe, model):
+    return stats_report(probe, model, dict.fromkeys(select(model, "**").names, "ok"))
 
 
-def test_the_first_layer_that_is_not_finite_is_named():
-    net = Net().eval()
-    with torch.no_grad():
-        net.norm.weight[2] = math.nan
-    report = hookscope.stats(net, [pictures(2), pictures(2)])
-    first = report.first_non_finite
-    assert (str(first.site), first.cause, first.batch) == ("norm", "parameter", 0)
-    row = rows_of(report)["norm"]
-    assert row.status == "non-finite"
-    assert row.distribution.non_finite == 2 * 2 * 144
-    assert np.isnan(row.distribution.channels.mean).tolist() == [at == 2 for at in range(8)]
+@pytest.fixture
+def either():
+    x = picture(pictures=6, size=12)
+    x -= x.mean((1, 2, 3), keepdim=True)
+    x += torch.tensor([1.0, -1, 1, -1, -1, 1]).view(6, 1, 1, 1)
+    return seeded(Either), x
 
 
-def test_the_model_is_left_as_it_was_found():
-    net = Net().train()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    hookscope.stats(net, pictures())
-    assert net.training
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+class TestMerging:
+    def test_no_order_of_batches_changes_a_bit(self, either):
+        model, x = either
+        batches = batches_of(x, 1, 2, 2, 1)
+        seen = {flat(report_of(probed(model, order, look=x[1:2]), model)) for order in permutations(batches)}
+        assert len(seen) == 1
+
+    @pytest.mark.parametrize("wanted", [Wanted(), Wanted(histogram=False, threshold=0.3)], ids=["", "plain"])
+    @pytest.mark.parametrize("world", [1, 2, 3, 6])
+    def test_no_number_of_processes_changes_a_bit(self, either, world, wanted):
+        model, x = either
+        batches = batches_of(x, *[1] * 6)
+        alone = flat(report_of(probed(model, batches, wanted, x[:1]), model))
+        for order in permutations(range(world)) if world <= 3 else [range(world), range(world)[::-1]]:
+            parts = [probed(model, batches[rank::world], wanted, x[:1]) for rank in order]
+            for part in parts[1:]:
+                parts[0].absorb(pickle.loads(pickle.dumps(part.share())))
+            assert flat(report_of(parts[0], model)) == alone
+
+    def test_a_process_without_a_batch_adds_nothing(self, either):
+        model, x = either
+        alone, idle = probed(model, batches_of(x, 6)), probed(model, [], look=x)
+        expected = flat(report_of(alone, model))
+        alone.absorb(idle.share())
+        assert flat(report_of(alone, model)) == expected
+        idle.absorb(alone.share())
+        assert flat(report_of(idle, model)) == expected
+
+    def test_batch_size_changes_the_last_digits_only(self):
+        torch.manual_seed(0)
+        model = torchvision.models.resnet18(weights=None).eval()
+        x = picture(pictures=8, size=64)
+        whole = hookscope.stats(model, x)
+        for sizes in ((1,) * 8, (3, 5), (7, 1)):
+            parts = hookscope.stats(model, list(torch.split(x, sizes)))
+            assert [row.place for row in parts.rows] == [row.place for row in whole.rows]
+            assert [row.same_as for row in parts.rows] == [row.same_as for row in whole.rows]
+            for one, other in zip(parts.rows, whole.rows, strict=True):
+                a, b = one.distribution, other.distribution
+                assert (a.count, a.non_finite) == (b.count, b.non_finite)
+                assert a.mean == pytest.approx(b.mean, abs=1e-6 * b.std)
+                assert a.std == pytest.approx(b.std, rel=1e-6)
+                assert a.channels.mean == pytest.approx(b.channels.mean, rel=1e-6, abs=1e-6 * b.std)
+                assert a.channels.std == pytest.approx(b.channels.std, rel=1e-5, abs=1e-6 * b.std)
+
+    def test_batch_size_does_not_change_counts_at_all(self, units):
+        # Values that no batch size rounds otherwise.
+        x = torch.cat([units, units.flip(1), units * 3])
+        whole, *others = (
+            hookscope.stats(Fires().eval(), list(torch.split(x, size)), sample=5) for size in (6, 4, 1)
+        )
+        for report in others:
+            for one, other in zip(report.rows, whole.rows, strict=True):
+                a, b = one.distribution, other.distribution
+                assert (a.count, a.zeros, a.channels.alive.tolist()) == (
+                    b.count,
+                    b.zeros,
+                    b.channels.alive.tolist(),
+                )
+                assert a.histogram.counts.tolist() == b.histogram.counts.tolist()
+                assert not a.histogram.complete
+                assert (a.mean, a.std) == (b.mean, b.std)
+
+    def test_a_batch_that_failed_does_not_count(self):
+        model, x = seeded(Raises), picture()
+        selection = select(model, "**")
+        probe = stats_probe(model, list_layers(model, x[:1]), selection, tuple(x.shape), Wanted())
+        with running(model, [probe], selection) as runner:
+            model.error = ValueError("no")
+            with pytest.raises(ModelError):
+                runner.forward(x.fill_(math.nan))
+            model.error = None
+            runner.forward(picture())
+            probe.finish_batch()
+        assert flat(report_of(probe, model)) == flat(report_of(probed(model, [((0, 1), picture())]), model))
+
+    def test_the_first_batch_that_is_not_finite_is_the_data_sets(self):
+        model = seeded(ReluThrice)
+        batches = batches_of(picture(pictures=5), *[1] * 5)
+        batches[1][1][:] = math.nan
+        batches[2][1][0, 0, 0, 0] = math.inf
+        for order in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
+            probe = probed(model, [batches[at] for at in order])
+            assert (probe.first_non_finite.batch, probe.first_non_finite.site) == (1, Site("a"))
+        late, early = (probed(model, batches[rank::2]) for rank in range(2))
+        late.absorb(early.share())
+        assert (late.first_non_finite.batch, late.first_non_finite.count) == (1, 400)
+        assert report_of(late, model).first_non_finite.cause == "received"
 
 
-def test_layers_never_called_have_a_row():
-    net = Net().eval()
-    net.spare = nn.Linear(2, 2)
-    row = rows_of(hookscope.stats(net, pictures()))["spare"]
-    assert (row.status, row.distribution, row.depth) == ("not-called", None, None)
+class TestSpectrum:
+    def test_of_a_layers_channels(self):
+        rows = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+        rows[:, 3] = rows[:, 2]
+        report = hookscope.stats(nn.Sequential(nn.Identity()).eval(), list(rows.split(90)), spectrum=True)
+        found = row(report, "0:0<").spectrum
+        values = np.linalg.eigvalsh(np.cov(rows.double().numpy().T, bias=True))[::-1]
+        assert found.eigenvalues == pytest.approx(values, abs=1e-8)
+        assert found.samples == 400
+        # What is one place has one spectrum.
+        assert [row.spectrum is None for row in report.rows if row.same_as is not None] == [True] * 3
+
+    def test_too_few_rows_say_so(self):
+        report = hookscope.stats(nn.Sequential(nn.Linear(3, 9)).eval(), torch.ones(4, 3), spectrum=True)
+        assert row(report, "0").spectrum.missing
+
+    def test_is_not_made_unasked(self):
+        assert row(hookscope.stats(nn.Sequential(nn.Identity()), torch.ones(4, 3)), "0:0<").spectrum is None
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [
-        lambda x: [(x, torch.zeros(len(x)))],
-        lambda x: iter([x]),
-        lambda x: torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(x, torch.zeros(len(x))), batch_size=6
-        ),
-    ],
-    ids=["pairs", "iterator", "loader"],
-)
-def test_batches_may_be_anything_iterable(report, batches):
-    other = hookscope.stats(Net().eval(), batches(pictures()))
-    assert other.pictures == 6
-    assert other.rows[3].distribution.mean == pytest.approx(report.rows[3].distribution.mean, abs=1e-6)
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to, self.back, self.spare = _Fourier(), nn.Identity(), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.back(self.to(x)).real
 
 
-def test_no_batch_is_nothing_measured():
-    with pytest.raises(NothingMeasured):
-        hookscope.stats(Net(), [])
+class _Fourier(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft2(x)
 
 
-def test_no_such_layer_is_a_usage_error():
-    with pytest.raises(UsageError, match="nosuch"):
-        hookscope.stats(Net(), pictures(), layers="nosuch*")
+class TestRows:
+    def test_are_in_the_order_of_the_pass_what_was_not_called_last(self):
+        report = hookscope.stats(seeded(AWKWARD["never-called"]), picture())
+        assert [(row.place, row.status, row.depth) for row in report.rows] == [
+            ("conv:0<", "ok", 0),
+            ("conv", "ok", 0),
+            ("spare", "not-called", None),
+            ("bypassed", "not-called", None),
+        ]
+
+    def test_complex_ones_are_named_and_left_out(self):
+        report = hookscope.stats(seeded(Waves), picture())
+        assert row(report, "to").status == row(report, "back:0<").status == "complex"
+        assert row(report, "to").distribution is None
+        assert row(report, "to:0<").status == "ok"
+        assert row(report, "spare").status == "not-called"
+
+    def test_every_call_of_a_shared_layer_is_its_own(self):
+        report = hookscope.stats(seeded(Tied), picture())
+        calls = [row for row in report.outputs if row.site.layer == "first"]
+        assert [row.site.call for row in calls] == [0, 1]
+        assert calls[0].distribution.mean != calls[1].distribution.mean
+
+    def test_a_type_and_a_kind(self):
+        report = hookscope.stats(seeded(ReluThrice), picture())
+        assert {(row.type, row.kind) for row in report.rows if row.site.layer in ("a", "relu")} == {
+            ("Conv2d", ""), ("ReLU", "relu"),
+        }  # fmt: skip
 
 
-def test_functional_calls_between_layers_are_not_mistaken_for_one_tensor():
-    class Freed(nn.Module):
-        """Frees every tensor before the next is made, so that addresses come again."""
+class TestLibrary:
+    @pytest.mark.parametrize(
+        "batches",
+        [
+            lambda x: x,
+            lambda x: [x[:2], x[2:]],
+            lambda x: iter([(x[:2], [1, 2]), (x[2:], None)]),
+            lambda x: torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(x, torch.zeros(len(x))), batch_size=2
+            ),
+            lambda x: [{"x": x[:3]}, {"x": x[3:]}],
+        ],
+        ids=["tensor", "tensors", "pairs", "loader", "by-name"],
+    )
+    def test_takes_any_batches(self, batches):
+        x = picture(pictures=5)
+        report = hookscope.stats(seeded(ReluThrice), batches(x), layers="a")
+        assert report.pictures == 5
+        assert row(report, "a").distribution.count == 5 * 4 * 100
+        assert [row.place for row in report.rows] == ["a:0<", "a"]
 
-        def __init__(self):
-            super().__init__()
-            self.steps = nn.ModuleList(nn.Conv2d(3, 3, 1) for _ in range(8))
+    def test_leaves_out_what_is_excluded(self):
+        report = hookscope.stats(seeded(ReluThrice), picture(), layers="**", exclude=["relu", "fc"])
+        assert not {row.site.layer for row in report.rows} & {"relu", "fc"}
 
-        def forward(self, x):
-            for step in self.steps:
-                x = F.silu(step(x.clone())).clone()
-            return x
+    def test_leaves_the_model_as_it_was(self):
+        model = seeded(AWKWARD["dropping"]).train()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        hookscope.stats(model, picture())
+        assert model.training
+        assert model.conv.weight.grad is None
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
-    report = hookscope.stats(Freed().eval(), pictures(2, 32))
-    assert len([row for row in report.rows if row.distribution is not None]) == 16
-    assert not [row.place for row in report.rows if row.same_as is not None]
+    def test_inside_inference_mode(self):
+        x = picture()
+        expected = flat(hookscope.stats(seeded(ReluThrice), x))
+        with torch.inference_mode():
+            assert flat(hookscope.stats(seeded(ReluThrice), x)) == expected
+
+    @pytest.mark.parametrize("batches", [[], iter(())], ids=["list", "iterator"])
+    def test_no_batch_is_an_error(self, batches):
+        with pytest.raises(NothingMeasured):
+            hookscope.stats(seeded(ReluThrice), batches)
+
+    @pytest.mark.parametrize(
+        ("batches", "layers"), [(picture(), "nothing.*"), (3, "**"), ([3], "**")], ids=str
+    )
+    def test_what_it_cannot_take(self, batches, layers):
+        with pytest.raises(UsageError):
+            hookscope.stats(seeded(ReluThrice), batches, layers=layers)
+
+    def test_the_seed_decides_the_sample_and_nothing_else(self):
+        reports = [hookscope.stats(seeded(ReluThrice), picture(), seed=seed, sample=50) for seed in (0, 0, 1)]
+        one, same, other = (row(report, "a").distribution for report in reports)
+        assert one.histogram.counts.tolist() == same.histogram.counts.tolist()
+        assert one.histogram.counts.tolist() != other.histogram.counts.tolist()
+        assert one.histogram.sampled == 100
+        assert one.channels.mean.tolist() == other.channels.mean.tolist()
+
+    def test_several_processes_share_the_batches_of_one_source(self):
+        model, x = seeded(ReluThrice), picture(pictures=7)
+        batches = [(batch, None) for batch in x.split([2, 1, 3, 1])]
+        selection = select(model, "**")
+
+        def passes(mine):
+            return stats_passes(model, checked(batches), selection, mine=mine)
+
+        probe, statuses = passes(lambda number: number % 2 == 0)
+        probe.absorb(passes(lambda number: number % 2 == 1)[0].share())
+        alone = hookscope.stats(model, batches)
+        assert flat(stats_report(probe, model, statuses)) == flat(alone)
+        assert alone.batches == 4

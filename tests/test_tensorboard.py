@@ -111,6 +111,11 @@ def test_a_histogram_has_numpys_counts_and_exact_sums(tmp_path):
         ([True, False, True], 3),
         ([2**62, -(2**62)], 2),
         (np.float16([65504, np.inf]), 1),
+        (np.float32([-3e38, 3e38, 1]), 3),
+        (np.float32([1, 1 + 2e-7, 1 + 4e-7]), 3),
+        (np.float32([1e-45, 1e-40, np.nan]), 2),
+        (np.full((3, 2), 1e38), 6),
+        (np.complex64([1 + 1j, np.nan]), 1),
     ],
     ids=[
         "all",
@@ -125,13 +130,18 @@ def test_a_histogram_has_numpys_counts_and_exact_sums(tmp_path):
         "bool",
         "int",
         "half",
+        "float32-ends",
+        "neighbours",
+        "float32-denormal",
+        "large-sums",
+        "complex",
     ],
 )
 def test_no_histogram_is_refused(tmp_path, values, finite):
     with TensorBoard(tmp_path) as board:
         board.histogram("h", values, 2)
         board.scalar("after", 1)
-        assert board.non_finite == len(values) - finite
+        assert board.non_finite == np.size(values) - finite
     found = read(tmp_path)
     assert ("h" in found.Tags()["histograms"]) == (finite > 0)
     if finite:
@@ -139,7 +149,7 @@ def test_no_histogram_is_refused(tmp_path, values, finite):
         assert sum(kept.bucket) == kept.num == finite
         assert np.isfinite([kept.min, kept.max, kept.sum, kept.sum_squares]).all()
         assert max(abs(kept.min), abs(kept.max)) <= LARGEST
-    lost = len(values) - finite
+    lost = np.size(values) - finite
     assert ("h/non-finite" in found.Tags()["scalars"]) == (lost > 0)
     assert not lost or found.Scalars("h/non-finite")[0].value == lost
     assert len(migrated(tmp_path)) >= 2  # the server's own reading of old forms does not fail either

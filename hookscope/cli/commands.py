@@ -9,6 +9,7 @@ import typer
 
 from hookscope.cli import talk
 from hookscope.cli.camflags import GradcamFlags
+from hookscope.cli.extractflags import ExtractFlags
 from hookscope.cli.flags import (
     Images,
     LayerFlags,
@@ -33,6 +34,7 @@ _PROBES: dict[str, type] = {
     "gradcam": GradcamFlags,
     "gradnorm": GradnormFlags,
     "stats": StatsFlags,
+    "extract": ExtractFlags,
 }
 
 
@@ -124,6 +126,23 @@ def stats(
     return inspect("stats", model, images, shared, {"stats": own})
 
 
+def extract(
+    model: Model,
+    own: ExtractFlags,
+    layers: LayerFlags,
+    weights: ModelFlags,
+    preprocess: PreprocessFlags,
+    pictures: PictureFlags,
+    run: RunFlags,
+    output: OutputFlags,
+    talking: TalkFlags,
+    images: Images = None,
+) -> int:
+    """Write features of the chosen layers for every picture, in shards with an index."""
+    shared = Shared(layers, weights, preprocess, pictures, run, output, talking)
+    return inspect("extract", model, images, shared, {"extract": own})
+
+
 def run(
     context: typer.Context,
     config_file: Annotated[
@@ -180,4 +199,4 @@ def models(
     return 0
 
 
-COMMANDS = (layers, featuremaps, gradcam, gradnorm, stats, run, demo, models)
+COMMANDS = (layers, featuremaps, gradcam, gradnorm, stats, extract, run, demo, models)

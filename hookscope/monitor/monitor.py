@@ -260,7 +260,7 @@ class GradientMonitor:
         if self._due and self._attached is None:
             with ExitStack() as stack:
                 # Of the model as given: a compiled wrapper around it would pass the hooks inside by.
-                stack.enter_context(eager(self._given))
+                stack.enter_context(eager())
                 self._attachment = stack.enter_context(attached(self.model, [self._probe], self._selection))
                 self._attached = stack.pop_all()
         elif not self._due:

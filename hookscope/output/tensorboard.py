@@ -99,18 +99,17 @@ class TensorBoard:
 
         None where no value is finite.
         """
-        flat = np.asarray(values).ravel()
-        flat = np.asarray(flat.real if np.iscomplexobj(flat) else flat, np.float64)
-        finite = flat[np.isfinite(flat)]
+        flat = _floats(values)
+        finite = flat if _all_finite(flat) else flat[np.isfinite(flat)]
         self._tell_lost(tag, flat.size - finite.size, step)
         if not finite.size:
             return
-        kept = np.clip(finite, -LARGEST, LARGEST)
-        self._count(clipped=int(np.count_nonzero(kept != finite)))
-        low, high = float(kept.min()), float(kept.max())
-        edges = np.linspace(low, high, BINS + 1)
-        counts = _counts(kept, edges)
-        self._add([{"tag": tag, "histo": _histogram(counts, edges, kept.sum(), (kept * kept).sum())}], step)
+        kept = np.clip(finite, -LARGEST, LARGEST) if finite.dtype == np.float64 else finite
+        if kept is not finite:
+            self._count(clipped=int(np.count_nonzero(kept != finite)))
+        counts, edges = _binned(kept)
+        sums = kept.sum(dtype=np.float64), np.einsum("i,i->", kept, kept, dtype=np.float64)
+        self._add([{"tag": tag, "histo": _histogram(counts, edges, *sums)}], step)
 
     def counted(
         self, tag: str, counts: ArrayLike, edges: ArrayLike, step: int = 0, *, non_finite: int = 0
@@ -230,10 +229,31 @@ def _framed(record: bytes) -> bytes:
     return b"".join((length, struct.pack("<I", masked(length)), record, struct.pack("<I", masked(record))))
 
 
-def _counts(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How many values lie in each bin; all in the last where the edges are one, as np.histogram would not have it."""
+def _floats(values: ArrayLike) -> NDArray[Any]:
+    """The values in a row, float32 or float64; of complex ones the real parts."""
+    flat = np.asarray(values).ravel()
+    flat = flat.real if np.iscomplexobj(flat) else flat
+    return flat if flat.dtype == np.float32 else flat.astype(np.float64)
+
+
+def _all_finite(values: NDArray[Any]) -> bool:
+    # One number tells nearly always: a sum of finite values may be infinite, and is looked at again.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(values.sum(dtype=np.float64)))
+
+
+def _binned(values: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How many finite values lie in each of `BINS` equal bins, and the bins' edges."""
+    low, high = float(values.min()), float(values.max())
+    largest = max(-low, high)
+    if 1e-30 < largest < 1e30 and high - low > 1e-4 * largest:
+        counts, edges = np.histogram(values, BINS, (low, high))
+        return counts.astype(np.float64), edges.astype(np.float64)
+    # np.histogram refuses bins that are narrower than two neighbouring numbers, overflows where their distance does,
+    # and gives a single value a range that is none of its own.
+    edges = np.linspace(low, high, BINS + 1)
     places = np.searchsorted(edges[1:-1], values, side="right")
-    return np.bincount(places, minlength=len(edges) - 1).astype(np.float64)
+    return np.bincount(places, minlength=BINS).astype(np.float64), edges
 
 
 def _histogram(
