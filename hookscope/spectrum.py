@@ -142,8 +142,8 @@ class Covariance:
         for at, block in enumerate(self._scatter):
             start = at * _BLOCK_COLUMNS
             whole[start : start + len(block), start:] = block
-            whole[start:, start : start + len(block)] = block.T
-        whole /= max(self._count, 1)
+        # A product of a block with itself is not quite symmetric: the upper triangle says what holds.
+        whole = (whole.triu() + whole.triu(1).T) / max(self._count, 1)
         still = whole.diagonal().sqrt() <= _CONSTANT * self._mean.abs()
         whole[still] = 0
         whole[:, still] = 0

@@ -19,13 +19,14 @@ HEAVY = {"torch", "torchvision", "numpy", "PIL", "matplotlib", "safetensors", "t
 
 # Each may import those before it. A package stands for all its modules.
 ORDER = (
-    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "threads", "turns", "preserve", "background", "cutting",
-    "layers", "artifacts", "layouts", "probe", "watching", "eager", "edits", "stopping", "attachment", "hooks", "magnitudes",
-    "likeness", "concentration", "spectrum", "exactsum", "streaming", "sampling", "reductions", "statsreport", "faithfulness", "randomise", "cam.component", "cam.formulas", "cam.methods", "cam.fusing",
-    "probes", "passes", "recording", "batch_axes", "continuation", "replay",
-    "runner", "cam",
-    "losses", "gradreport", "userdata", "gradpasses", "activations", "library",
-    "images", "models", "loading", "render", "output", "features", "records", "checks", "monitor", "adapters", "tasks", "job", "filing", "run", "cli",
+    "errors", "wording", "config", "images.geometry", "wrappers", "nested", "threads", "turns", "preserve",
+    "background", "cutting", "layers", "artifacts", "layouts", "probe", "watching", "eager", "edits",
+    "stopping", "attachment", "hooks", "magnitudes", "likeness", "concentration", "spectrum", "exactsum",
+    "streaming", "sampling", "reductions", "statsreport", "faithfulness", "randomise", "cam.component",
+    "cam.formulas", "cam.methods", "cam.fusing", "probes", "passes", "recording", "batch_axes", "continuation",
+    "replay", "runner", "cam", "losses", "gradreport", "userdata", "gradpasses", "activations", "library",
+    "images", "models", "loading", "render", "output", "features", "records", "checks", "monitor", "adapters",
+    "tasks", "job", "filing", "run", "cli",
 )  # fmt: skip
 
 PROGRAM = """

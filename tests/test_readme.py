@@ -87,6 +87,9 @@ def test_the_shown_output_is_what_is_printed(folder, monkeypatch, capsys):
 
 def test_the_python_of_the_readme_runs(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
+    # What it reads back was written by a command above it.
+    (line,) = (line for line in shell_lines() if "-o out22" in line)
+    assert main([*shlex.split(line)[1:], "--overwrite"]) == 0
     namespace = {"__name__": "readme"}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), namespace)

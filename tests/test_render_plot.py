@@ -25,7 +25,7 @@ def pixels(data):
 
 def lines(monkeypatch, *values, **options):
     """What is on the axes: label -> (x, y), and whether y is logarithmic."""
-    monkeypatch.setattr(plot, "_encoded", lambda figure: figure)
+    monkeypatch.setattr(plot, "encoded_figure", lambda figure: figure)
     (axes,) = drawn(values, **options).axes
     found = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
     return found, axes.get_yscale() == "log"
@@ -63,7 +63,7 @@ def test_linear_where_a_log_axis_would_hide_values(monkeypatch, values):
 
 
 def test_series_share_one_order_of_layers(monkeypatch):
-    monkeypatch.setattr(plot, "_encoded", lambda figure: figure)
+    monkeypatch.setattr(plot, "encoded_figure", lambda figure: figure)
     series = [plot.Series("a", ("x", "y", "z"), (1, 2, 3)), plot.Series("b", ("z",), (4,))]
     (axes,) = plot.depth(series, title="", ylabel="").axes
     assert list(axes.get_lines()[1].get_xdata()) == [2]
@@ -88,7 +88,7 @@ def test_many_layers_stay_a_reasonable_width():
 
 def shown(monkeypatch, panels, **options):
     """The axes of stacked panels."""
-    monkeypatch.setattr(plot, "_encoded", lambda figure: figure)
+    monkeypatch.setattr(plot, "encoded_figure", lambda figure: figure)
     return plot.stacked(panels, title="t", **options).axes
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import pickle
+from contextlib import nullcontext
 from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
-import torchvision
 from nets import AWKWARD, Raises, ReluThrice, Tied, out_of_place, picture, seeded
 from torch import nn
+from torchvision import models
 
 import hookscope
 from hookscope.activations import bounds_of, kind_of, stats_passes, stats_probe, stats_report
@@ -24,8 +25,8 @@ from hookscope.statsreport import INPUT, OUTPUT
 from hookscope.userdata import checked
 
 
-def captured(model, x):
-    """Copies of all that layers received and returned, {(site, side): tensor}, with no op in place."""
+def captured(model, x, around=out_of_place):
+    """Copies of all that layers received and returned, {(site, side): tensor}; with no op in place by default."""
     found, calls, handles = {}, {}, []
 
     def before(name):
@@ -47,7 +48,7 @@ def captured(model, x):
         handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
         handles.append(module.register_forward_hook(after(name)))
     try:
-        with out_of_place(model), torch.no_grad():
+        with around(model), torch.no_grad():
             model(x)
     finally:
         for handle in handles:
@@ -83,42 +84,62 @@ def check_against(row, tensor):
         assert found.channels.maximum == pytest.approx(by_channel.max(axis=0), rel=1e-5, abs=1e-6)
 
 
+class Copies(hookscope.Probe):
+    """Keeps all that passes."""
+
+    needs = hookscope.Needs(inputs=True, outputs=True)
+
+    def __init__(self):
+        self.found = {}
+
+    def on_input(self, site, tensor):
+        self.found[site, INPUT] = tensor.clone()
+
+    def on_output(self, site, tensor):
+        self.found[site, OUTPUT] = tensor.clone()
+
+
+SMALL = {
+    "resnet": lambda: models.ResNet(models.resnet.Bottleneck, [1, 1, 1, 1], 5, width_per_group=4),
+    "mobilenet": lambda: models.MobileNetV2(5, width_mult=0.2),
+    "densenet": lambda: models.DenseNet(4, (2, 2), 8, num_classes=5),
+    "convnext": lambda: models.ConvNeXt(
+        [models.convnext.CNBlockConfig(8, 16, 2), models.convnext.CNBlockConfig(16, None, 1)], num_classes=5
+    ),
+    "swin": lambda: models.SwinTransformer([4, 4], 12, [2, 2], [2, 2], [2, 2], num_classes=5),
+    "vit": lambda: models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=5),
+}
+
+
 class TestAgainstATwin:
     @pytest.mark.parametrize("name", AWKWARD)
     def test_every_place_of_an_awkward_net(self, name):
         x = picture(pictures=3)
-        expected = captured(seeded(AWKWARD[name]), x)
+        # Where only the side effect of an op in place counts, a twin without it is another net.
+        around = nullcontext if name == "in-place-ignored" else out_of_place
+        expected = captured(seeded(AWKWARD[name]), x, around)
         found = rows_of(hookscope.stats(seeded(AWKWARD[name]), x))
         assert {place for place, row in found.items() if row.distribution is not None} == set(expected)
         for place, tensor in expected.items():
             check_against(found[place], tensor)
 
-    @pytest.mark.parametrize(
-        "name",
-        ["resnet18", "mobilenet_v2", "densenet121", "convnext_tiny", "swin_t", "vit_b_32", "googlenet"],
-    )
-    def test_every_place_of_a_real_one(self, name):
-        torch.manual_seed(0)
-        kwargs = {"init_weights": False} if name == "googlenet" else {}
-        kwargs |= {"image_size": 64} if name == "vit_b_32" else {}
-        model = torchvision.models.get_model(name, weights=None, **kwargs).eval()
-        x = picture(pictures=2, size=64)
-        report = hookscope.stats(model, x)
-        expected = captured(model, x)
-        found = rows_of(report)
-        assert {place for place, row in found.items() if row.distribution is not None} == set(expected)
-        for place, tensor in expected.items():
+    @pytest.mark.parametrize("name", SMALL)
+    def test_every_place_of_a_real_architecture(self, name):
+        # Copied in the same pass: two passes need not agree on the last bit, nor then on what is above 0.
+        model, copies = seeded(SMALL[name]), Copies()
+        selection, x = select(model, "**"), picture(pictures=2, size=32)
+        probe = stats_probe(model, list_layers(model, x[:1]), selection, tuple(x.shape), Wanted())
+        with running(model, [probe, copies], selection) as runner:
+            runner.forward(x)
+            probe.finish_batch()
+        found = rows_of(report_of(probe, model))
+        assert {place for place, row in found.items() if row.distribution is not None} == set(copies.found)
+        for place, tensor in copies.found.items():
             check_against(found[place], tensor)
-
-    def test_places_that_are_one_are_so_in_truth(self):
-        torch.manual_seed(0)
-        model = torchvision.models.densenet121(weights=None).eval()
-        x = picture(pictures=2, size=64)
-        expected = captured(model, x)
-        same = [row for row in hookscope.stats(model, x).rows if row.same_as is not None]
-        assert len(same) > 300
-        for one in same:
-            assert torch.equal(expected[one.site, one.side], expected[one.same_as])
+            if found[place].same_as is not None:
+                assert torch.equal(tensor, copies.found[found[place].same_as])
+        same = [row.same_as is not None for row in found.values()]
+        assert np.mean(same) > 0.3
 
 
 class Fires(nn.Module):
@@ -173,7 +194,7 @@ class TestByHand:
         assert found.complete
         assert found.sampled == 72
         assert found.quantile(0.5) == 0
-        assert found.quantile(0.99) == pytest.approx(2, rel=found.value_error)
+        assert found.quantile(0.99) == pytest.approx(2, rel=found.value_error + 1e-6)
 
     def test_without_a_histogram(self, units):
         report = hookscope.stats(Fires().eval(), units, histogram=False)
@@ -207,7 +228,7 @@ class TestKinds:
             (nn.LayerNorm(3), "norm", None),
             (nn.GroupNorm(1, 3), "norm", None),
             (nn.RMSNorm(3), "norm", None),
-            (torchvision.models.convnext.LayerNorm2d(3), "norm", None),
+            (models.convnext.LayerNorm2d(3), "norm", None),
             (nn.GELU(), "", None),
             (nn.LeakyReLU(), "", None),
             (nn.Softmax(-1), "", None),
@@ -252,20 +273,25 @@ class TestKinds:
 
 
 class TestAxes:
-    def test_of_the_channels_are_known(self):
-        torch.manual_seed(0)
-        x = picture(pictures=2, size=64)
-        vit = hookscope.stats(
-            torchvision.models.vit_b_32(weights=None, image_size=64).eval(), x,
-            layers=["conv_proj", "encoder.layers.encoder_layer_0.*"],
-        )  # fmt: skip
-        swin = hookscope.stats(torchvision.models.swin_t(weights=None).eval(), x, layers=["features.1.0.*"])
+    @pytest.mark.parametrize(
+        ("name", "expected"),
+        [
+            ("vit", {("NCHW", 1, 16), ("NTC", 2, 16), ("NTC", 2, 32), ("NC", 1, 16), ("NC", 1, 5)}),
+            ("swin", {("NCHW", 1, 12), ("NHWC", 3, 12), ("NHWC", 3, 48), ("NHWC", 3, 24), ("NC", 1, 5)}),
+            ("convnext", {("NCHW", 1, 8), ("NHWC", 3, 8), ("NHWC", 3, 32), ("NCHW", 1, 16), ("NC", 1, 5)}),
+        ],
+        ids=["vit", "swin", "convnext"],
+    )
+    def test_of_the_channels_is_known(self, name, expected):
+        report = hookscope.stats(seeded(SMALL[name]), picture(pictures=2, size=32))
         found = {
             (row.layout, row.distribution.channels.axis, row.distribution.channels.channels)
-            for row in (*vit.rows, *swin.rows)
+            for row in report.rows
             if row.distribution is not None and row.distribution.channels is not None
         }
-        assert {("NCHW", 1, 768), ("NTC", 2, 768), ("NTC", 2, 3072), ("NHWC", 3, 96)} <= found
+        assert expected <= found
+        known = [row.distribution.channels is not None for row in report.rows if row.distribution is not None]
+        assert np.mean(known) > 0.9
 
     def test_a_place_is_known_by_whoever_reads_the_same_tensor(self):
         inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
@@ -335,9 +361,12 @@ class TestOnce:
         x = torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(0))
         model = Roundabout().eval()
         expected, report = captured(model, x), hookscope.stats(model, x)
-        for place, found in rows_of(report).items():
-            assert found.distribution.mean == pytest.approx(float(expected[place].double().mean()), rel=1e-6)
-        assert len({row.distribution.mean for row in report.inputs}) >= 20
+        assert len(expected) == 40
+        for place, tensor in expected.items():
+            assert rows_of(report)[place].distribution.mean == pytest.approx(
+                float(tensor.double().mean()), rel=1e-6
+            )
+        assert all(row.same_as is None for row in report.inputs)
 
     def test_tensors_without_a_version_are_never_one(self):
         probe = StatsProbe(lambda *_: "NC", {}, Wanted())
@@ -459,22 +488,30 @@ class TestMerging:
         idle.absorb(alone.share())
         assert flat(report_of(idle, model)) == expected
 
-    def test_batch_size_changes_the_last_digits_only(self):
-        torch.manual_seed(0)
-        model = torchvision.models.resnet18(weights=None).eval()
-        x = picture(pictures=8, size=64)
+    @pytest.mark.parametrize(
+        "form", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"]
+    )
+    def test_batch_size_changes_the_last_digits_only(self, form):
+        # What these layers give for a picture is the same in every batch; of convolutions it is not.
+        model = nn.Sequential(nn.BatchNorm2d(5), nn.ReLU(inplace=True), nn.Sigmoid()).eval()
+        model[0].running_mean[:] = torch.tensor([0, 3.0, -1, 5, 0.1])
+        model[0].running_var[:] = torch.tensor([1, 9, 1e-4, 1, 100.0])
+        x = torch.randn(8, 5, 90, 90, generator=torch.Generator().manual_seed(0)).to(memory_format=form)
         whole = hookscope.stats(model, x)
         for sizes in ((1,) * 8, (3, 5), (7, 1)):
             parts = hookscope.stats(model, list(torch.split(x, sizes)))
-            assert [row.place for row in parts.rows] == [row.place for row in whole.rows]
             assert [row.same_as for row in parts.rows] == [row.same_as for row in whole.rows]
             for one, other in zip(parts.rows, whole.rows, strict=True):
                 a, b = one.distribution, other.distribution
-                assert (a.count, a.non_finite) == (b.count, b.non_finite)
-                assert a.mean == pytest.approx(b.mean, abs=1e-6 * b.std)
-                assert a.std == pytest.approx(b.std, rel=1e-6)
-                assert a.channels.mean == pytest.approx(b.channels.mean, rel=1e-6, abs=1e-6 * b.std)
-                assert a.channels.std == pytest.approx(b.channels.std, rel=1e-5, abs=1e-6 * b.std)
+                assert (one.place, a.count, a.zeros) == (other.place, b.count, b.zeros)
+                assert (a.minimum, a.maximum) == (b.minimum, b.maximum)
+                assert a.histogram.counts.tolist() == b.histogram.counts.tolist()
+                assert a.channels.alive.tolist() == b.channels.alive.tolist()
+                assert (a.channels.saturated is None) == (one.kind != "sigmoid" or one.side == INPUT)
+                for figure in ("mean", "std", "energy"):
+                    mine, theirs = getattr(a.channels, figure), getattr(b.channels, figure)
+                    assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-6 * b.channels.std.min()), figure
+                assert (a.mean, a.std) == pytest.approx((b.mean, b.std), rel=1e-6)
 
     def test_batch_size_does_not_change_counts_at_all(self, units):
         # Values that no batch size rounds otherwise.
@@ -492,7 +529,7 @@ class TestMerging:
                 )
                 assert a.histogram.counts.tolist() == b.histogram.counts.tolist()
                 assert not a.histogram.complete
-                assert (a.mean, a.std) == (b.mean, b.std)
+                assert (a.mean, a.std) == pytest.approx((b.mean, b.std), rel=1e-12)
 
     def test_a_batch_that_failed_does_not_count(self):
         model, x = seeded(Raises), picture()
@@ -531,7 +568,7 @@ class TestSpectrum:
         assert found.eigenvalues == pytest.approx(values, abs=1e-8)
         assert found.samples == 400
         # What is one place has one spectrum.
-        assert [row.spectrum is None for row in report.rows if row.same_as is not None] == [True] * 3
+        assert [(row.place, row.spectrum is None) for row in report.rows] == [("0:0<", False), ("0", True)]
 
     def test_too_few_rows_say_so(self):
         report = hookscope.stats(nn.Sequential(nn.Linear(3, 9)).eval(), torch.ones(4, 3), spectrum=True)
@@ -544,10 +581,10 @@ class TestSpectrum:
 class Waves(nn.Module):
     def __init__(self):
         super().__init__()
-        self.to, self.back, self.spare = _Fourier(), nn.Identity(), nn.Linear(2, 2)
+        self.there, self.back, self.spare = _Fourier(), nn.Identity(), nn.Linear(2, 2)
 
     def forward(self, x):
-        return self.back(self.to(x)).real
+        return self.back(self.there(x)).real
 
 
 class _Fourier(nn.Module):
@@ -567,9 +604,9 @@ class TestRows:
 
     def test_complex_ones_are_named_and_left_out(self):
         report = hookscope.stats(seeded(Waves), picture())
-        assert row(report, "to").status == row(report, "back:0<").status == "complex"
-        assert row(report, "to").distribution is None
-        assert row(report, "to:0<").status == "ok"
+        assert row(report, "there").status == row(report, "back:0<").status == "complex"
+        assert row(report, "there").distribution is None
+        assert row(report, "there:0<").status == "ok"
         assert row(report, "spare").status == "not-called"
 
     def test_every_call_of_a_shared_layer_is_its_own(self):
@@ -621,9 +658,10 @@ class TestLibrary:
 
     def test_inside_inference_mode(self):
         x = picture()
-        expected = flat(hookscope.stats(seeded(ReluThrice), x))
+        model = seeded(ReluThrice)
+        expected = flat(hookscope.stats(model, x))
         with torch.inference_mode():
-            assert flat(hookscope.stats(seeded(ReluThrice), x)) == expected
+            assert flat(hookscope.stats(model, x)) == expected
 
     @pytest.mark.parametrize("batches", [[], iter(())], ids=["list", "iterator"])
     def test_no_batch_is_an_error(self, batches):

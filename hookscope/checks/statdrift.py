@@ -57,11 +57,12 @@ def drift_of(row: StatsRow, old: Figure | None) -> Drift:
     if old.mean is None or old.deviation is None:
         return Drift(missing="the baseline has no figure of it")
     counts = counts_of(row)
+    sampled = int(counts.sum()) if counts is not None else 0
     shares = shares_of(counts, old.cuts) if counts is not None and old.shares else ()
     return Drift(
-        stability_index(shares, old.shares) if shares else None,
+        stability_index(shares, old.shares, min(sampled, old.sampled)) if shares else None,
         _shift(found.mean, old.mean, old.deviation),
-        len(old.cuts) * _pair(old.sampled, int(counts.sum()) if counts is not None else 0),
+        len(old.cuts) * _pair(old.sampled, sampled),
         math.sqrt(_pair(old.count, found.count - found.non_finite)),
     )
 

@@ -104,10 +104,13 @@ class StatsBaseline:
     def check_comparable(self, measured: Measured) -> None:
         """Nothing, where a run that is measured like this can be compared; on other pictures it can.
 
+        Where one of the two has no histograms, means alone are compared.
+
         Raises:
             UsageError: it was measured otherwise.
         """
-        check_same(self.measured, measured, self.path, ("pictures", "batches"))
+        whole = bool(self.measured.bins and measured.bins)
+        check_same(self.measured, measured, self.path, ("pictures", "batches", *(() if whole else ("bins",))))
 
     def differences(self, made: Made) -> tuple[str, ...]:
         """In words, what is not the same in this run, and does not forbid to compare."""
@@ -167,14 +170,16 @@ def shares_of(counts: NDArray[np.int64], cuts: Sequence[int]) -> tuple[float, ..
     return tuple(round(one / total, _SHARE_DECIMALS) for one in sums)
 
 
-def stability_index(new: Sequence[float], old: Sequence[float]) -> float:
+def stability_index(new: Sequence[float], old: Sequence[float], sampled: int = 0) -> float:
     """The population stability index, sum (p - q) ln(p / q) over bins; 0 where the shares are the same.
 
     Args:
         new: shares p; one below `FLOOR` counts as that.
         old: shares q of the same bins, likewise.
+        sampled: values of the smaller sample: half of one is the least share, 0 for `FLOOR` whatever it is.
     """
-    p, q = np.maximum(np.asarray(new), FLOOR), np.maximum(np.asarray(old), FLOOR)
+    least = max(FLOOR, 0.5 / sampled) if sampled else FLOOR
+    p, q = np.maximum(np.asarray(new), least), np.maximum(np.asarray(old), least)
     return float(((p - q) * np.log(p / q)).sum())
 
 

@@ -1,6 +1,13 @@
 """What the gate of `stats` looks for, in words, and from where on: its rules and limits, with their defaults.
 
 A vocabulary only, so that `--help` can show it: it imports nothing that computes.
+
+The default limits are from MobileNetV2 with trained weights over 104 crops of two photographs, and from 16 of
+torchvision's classifiers with random ones over four. The least participation ratio of the trained one was 2.3 of 144
+channels, the next 7.6 of 96. Behind its normalisations the mean was within 0.45 of 0 and the deviation between 0.11
+and 1.6; without training batch normalisation does nothing, and deviations of 38 and of less than a thousandth are
+found, as they should be. No unit of either was at a bound in more than 4 % of its values. The mean absolute
+correlation was 0.46 at most, 0.15 in the middle.
 """
 
 from __future__ import annotations
@@ -94,8 +101,9 @@ LIMITS = (
     Limit(
         "concentrated",
         "least participation ratio of the channels' energies, as a share of the channels",
-        0.02,
+        0.01,
     ),
+    Limit("concentrated-ratio", "the least such ratio itself, 1 where one channel has it all", 1.5),
     Limit("alike", "largest mean absolute correlation of a layer's channels", 0.5),
     Limit("drift-psi", "largest population stability index against the baseline", 0.2),
     Limit("drift-shift", "largest difference of means, in deviations of the baseline", 0.25),

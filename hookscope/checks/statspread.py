@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hookscope.statsreport import ChannelStats, StatsReport, StatsRow
 
 _FEWEST_CHANNELS = 8
-"""With fewer, one that leads is no wonder."""
+"""With fewer, one that leads is no wonder, nor that they are alike: red, green and blue of photographs are."""
 
 
 def shifted(report: StatsReport, settings: Settings) -> Iterator[Seen]:
@@ -54,7 +54,7 @@ def concentrated(report: StatsReport, settings: Settings) -> Iterator[Seen]:
         elif channels.channels < _FEWEST_CHANNELS:
             yield Seen(place, limit=limit, skipped=f"it has {counted(channels.channels, 'channel')} only")
         else:
-            yield _concentration(row, channels, limit)
+            yield _concentration(row, channels, settings)
 
 
 def alike(report: StatsReport, settings: Settings) -> Iterator[Seen]:
@@ -64,6 +64,9 @@ def alike(report: StatsReport, settings: Settings) -> Iterator[Seen]:
             continue
         place, value = place_of(row), row.spectrum.mean_abs_correlation
         limit = settings.number("alike", place)
+        if row.spectrum.channels < _FEWEST_CHANNELS:
+            yield Seen(place, limit=limit, skipped=f"it has {counted(row.spectrum.channels, 'channel')} only")
+            continue
         if value is None:
             yield Seen(place, limit=limit, skipped=row.spectrum.missing or "fewer than two channels change")
             continue
@@ -106,17 +109,22 @@ def _compared(report: StatsReport) -> str:
     )
 
 
-def _concentration(row: StatsRow, channels: ChannelStats, limit: float) -> Seen:
+def _concentration(row: StatsRow, channels: ChannelStats, settings: Settings) -> Seen:
     place, ratio = place_of(row), participation_ratio(channels.energy)
+    limit = settings.number("concentrated", place)
     if ratio is None:
         return Seen(place, limit=limit, skipped="its channels have no energy, or one is not finite")
-    share = ratio / channels.channels
-    if share >= limit:
+    share, least = ratio / channels.channels, settings.number("concentrated-ratio", place)
+    if share >= limit and ratio >= least:
         return Seen(place, share, limit)
     top = top_share(channels.energy, 1) or 0.0
     said = (
         f"{row.place}: the energy of its {channels.channels} channels is that of {ratio:.3g}, "
-        f"{100 * share:.3g} % of them, below {100 * limit:g} %; "
-        f"channel {int(np.argmax(channels.energy))} has {100 * top:.3g} %"
+        + (
+            f"{100 * share:.3g} % of them, below {100 * limit:g} %; "
+            if share < limit
+            else f"below {least:g}; "
+        )
+        + f"channel {int(np.argmax(channels.energy))} has {100 * top:.3g} %"
     )
-    return Seen(place, share, limit, said)
+    return Seen(place, *((share, limit) if share < limit else (ratio, least)), said)

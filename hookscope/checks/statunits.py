@@ -6,7 +6,7 @@ positions does: a unit that fires once, at one place, is alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,15 +14,19 @@ from numpy.typing import NDArray
 
 from hookscope.checks.rules import Seen, Settings
 from hookscope.checks.statrows import BOUNDED, RECTIFIED, judged, missing_units, place_of, received
+from hookscope.layers import ROOT
 from hookscope.statsreport import OUTPUT
 from hookscope.wording import counted, ranges
 
 if TYPE_CHECKING:
+    from hookscope.layers import Site
     from hookscope.statsreport import ChannelStats, StatsReport, StatsRow
 
 Units = NDArray[np.intp]
 
 _MOST_NAMED = 12
+_MOVING = {"Flatten", "Unflatten", "ChannelShuffle", "PixelShuffle", "PixelUnshuffle", "Fold", "Unfold"}
+"""Classes that move values from one channel to others, and have no units of their own."""
 
 
 def dead_units(row: StatsRow) -> Units | None:
@@ -39,7 +43,8 @@ def dead_units(row: StatsRow) -> Units | None:
 def constant_units(row: StatsRow, inputs: Sequence[StatsRow] = (), limit: float = 0.0) -> Units | None:
     """The channels that gave the same value for everything; `None` where that is not a fault of the layer's own.
 
-    Not looked for at inputs, nor where a layer is rectified or bounded: its units are dead or saturated instead.
+    Not looked for at inputs, nor where a layer is rectified or bounded, whose units are dead or saturated instead, or
+    only moves values.
 
     Args:
         row: an output.
@@ -47,7 +52,7 @@ def constant_units(row: StatsRow, inputs: Sequence[StatsRow] = (), limit: float 
         limit: the deviation that still counts as none, as a share of the root mean square.
     """
     found = _channels(row)
-    if found is None or row.side != OUTPUT or row.kind in (*RECTIFIED, *BOUNDED):
+    if found is None or not _may_be_constant(row):
         return None
     still = _still(found, limit)
     for one in inputs:
@@ -55,6 +60,30 @@ def constant_units(row: StatsRow, inputs: Sequence[StatsRow] = (), limit: float 
         if before is not None and before.channels == found.channels:
             still &= ~_still(before, limit)
     return np.flatnonzero(still)
+
+
+def constant_by_row(report: StatsReport, settings: Settings) -> Mapping[tuple[Site, str], Units]:
+    """The constant units of every row that there can be any of, those left out that a layer has from others.
+
+    A layer around others joins and moves channels in ways that cannot be seen: it is only blamed where it has more
+    such units than the layers inside it, dead ones counted too, and what it received.
+    """
+    inputs = received(report)
+    found: dict[tuple[Site, str], Units] = {}
+    idle: dict[str, int] = {}
+    for row in report.outputs:
+        before = inputs.get((row.site.layer, row.site.call), ())
+        units = constant_units(row, before, settings.number("constant", place_of(row)))
+        if units is not None:
+            prefix = "" if row.site.layer == ROOT else f"{row.site.layer}."
+            inside = [
+                count for name, count in idle.items() if name.startswith(prefix) and name != row.site.layer
+            ]
+            owed = sum(inside) + sum(_still_count(one) for one in before)
+            found[(row.site, row.side)] = units[:0] if inside and len(units) <= owed else units
+        dead_too = dead_units(row)
+        idle[row.site.layer] = idle.get(row.site.layer, 0) + _size(units) + _size(dead_too)
+    return found
 
 
 def saturated_units(row: StatsRow, share: float) -> Units | None:
@@ -83,13 +112,13 @@ def dead(report: StatsReport, settings: Settings) -> Iterator[Seen]:
 
 def constant(report: StatsReport, settings: Settings) -> Iterator[Seen]:
     """What the rule `constant` sees at every output that is neither rectified nor bounded."""
-    inputs = received(report)
+    found = constant_by_row(report, settings)
     for row in judged(report):
-        if row.side != OUTPUT or row.kind in (*RECTIFIED, *BOUNDED):
+        if not _may_be_constant(row):
             continue
         place = place_of(row)
         limit = settings.number("constant", place)
-        units = constant_units(row, inputs.get((row.site.layer, row.site.call), ()), limit)
+        units = found.get((row.site, row.side))
         if units is None or (few := too_few(report, settings, "constant", row)):
             yield Seen(place, limit=limit, skipped=missing_units(row) or few)
             continue
@@ -125,6 +154,19 @@ def too_few(report: StatsReport, settings: Settings, rule: str, row: StatsRow) -
 
 def _channels(row: StatsRow) -> ChannelStats | None:
     return row.distribution.channels if row.distribution is not None else None
+
+
+def _may_be_constant(row: StatsRow) -> bool:
+    return row.side == OUTPUT and row.kind not in (*RECTIFIED, *BOUNDED) and row.type not in _MOVING
+
+
+def _still_count(row: StatsRow) -> int:
+    found = _channels(row)
+    return int(_still(found, 0.0).sum()) if found is not None else 0
+
+
+def _size(units: Units | None) -> int:
+    return 0 if units is None else len(units)
 
 
 def _total(row: StatsRow) -> int:

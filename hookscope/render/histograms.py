@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hookscope.render.plot import drawing_board, encoded_figure, plain_words, shortened_name
+from hookscope.render.plot import drawing_board, encoded_figure, shortened_name
 
 _COLUMNS, _ROWS = 4, 14
 PER_PAGE = _COLUMNS * _ROWS
@@ -47,7 +47,7 @@ def sheet(cells: Sequence[Cell], *, title: str) -> bytes:
         axes.add_collection(LineCollection(lines, colors="0.4", linewidths=0.7))
         for one in placed:
             _label(axes, *one)
-        axes.set_title(plain_words(title), fontsize=11, loc="left", x=0.005, parse_math=False)
+        axes.set_title(title, fontsize=11, loc="left", x=0.005, parse_math=False)
         return encoded_figure(figure)
 
 
@@ -79,7 +79,7 @@ def _label(axes: Any, cell: Cell, column: int, row: int) -> None:
     left, foot = _corner(column, row)
     for x, words, side in (
         (left, f"{cell.low:.3g}", "left"),
-        (left + _WIDTH / 2, plain_words(shortened_name(cell.name)), "center"),
+        (left + _WIDTH / 2, shortened_name(cell.name), "center"),
         (left + _WIDTH, f"{cell.high:.3g}", "right"),
     ):
         axes.text(x, foot + 0.05, words, ha=side, va="top", fontsize=6.5, parse_math=False)

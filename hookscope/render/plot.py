@@ -64,7 +64,7 @@ def stacked(panels: Sequence[Panel], *, title: str, order: Sequence[str] = (), l
         for axes, panel in zip(rows, panels, strict=True):
             _draw_panel(axes, panel, layers, log and panel.log)
         _name_layers(rows[-1], layers)
-        rows[0].set_title(plain_words(title), fontsize=11, loc="left", parse_math=False)
+        rows[0].set_title(title, fontsize=11, loc="left", parse_math=False)
         return encoded_figure(figure)
 
 
@@ -89,11 +89,6 @@ def encoded_figure(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
-
-
-def plain_words(words: str) -> str:
-    """The words as they are to be read: two dollar signs would start a formula."""
-    return words.replace("$", r"\$")
 
 
 def shortened_name(name: str) -> str:
@@ -129,7 +124,7 @@ def _draw_line(axes: Any, line: Series, layers: list[str], colour: str, log: boo
         markersize=3,
         linestyle="solid" if line.joined and not line.ranges else "none",
         linewidth=1.2,
-        label=plain_words(line.name),
+        label=_plain(line.name),
     )
     _draw_ranges(axes, [x for x, _ in points], line, colour, log)
     zeros = [x for x, y in points if log and y == 0]
@@ -162,7 +157,7 @@ def _mark(axes: Any, xs: list[int], height: float, marker: str, colour: str, lab
             color=colour,
             markersize=7,
             transform=where,
-            label=plain_words(label),
+            label=_plain(label),
             clip_on=False,
         )
 
@@ -170,7 +165,7 @@ def _mark(axes: Any, xs: list[int], height: float, marker: str, colour: str, lab
 def _dress(axes: Any, ylabel: str, log: bool) -> None:
     if log:
         axes.set_yscale("log")
-    axes.set_ylabel(plain_words(ylabel))
+    axes.set_ylabel(ylabel, parse_math=False)
     axes.margins(x=0.02)
     axes.grid(visible=True, which="major", color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -181,5 +176,10 @@ def _dress(axes: Any, ylabel: str, log: bool) -> None:
 
 def _name_layers(axes: Any, layers: list[str]) -> None:
     step = max(1, math.ceil(len(layers) / _MOST_TICKS))
-    names = [plain_words(shortened_name(name)) for name in layers[::step]]
+    names = [shortened_name(name) for name in layers[::step]]
     axes.set_xticks(range(0, len(layers), step), names, rotation=90, fontsize=7, parse_math=False)
+
+
+def _plain(words: str) -> str:
+    # In a legend, which takes no parse_math, two dollar signs would start a formula.
+    return words.replace("$", r"\$")

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookscope.checks.rules import Settings
-from hookscope.checks.statrows import place_of, received
-from hookscope.checks.statunits import constant_units, dead_units, saturated_units, too_few
+from hookscope.checks.statrows import place_of
+from hookscope.checks.statunits import Units, constant_by_row, dead_units, saturated_units, too_few
 from hookscope.concentration import entropy_rank, gini, participation_ratio, top_share
 from hookscope.spectrum import Spectrum
 from hookscope.statsreport import ChannelStats, Distribution, StatsReport, StatsRow
@@ -88,19 +88,17 @@ class Idle:
 
 def idle_units(report: StatsReport, settings: Settings) -> tuple[Idle, ...]:
     """For every row its units that do nothing; a key for each kind of these that there can be."""
-    inputs = received(report)
-    return tuple(
-        _idle(report, row, inputs.get((row.site.layer, row.site.call), ()), settings) for row in report.rows
-    )
+    constant = constant_by_row(report, settings)
+    return tuple(_idle(report, row, constant.get((row.site, row.side)), settings) for row in report.rows)
 
 
-def _idle(report: StatsReport, row: StatsRow, inputs: Sequence[StatsRow], settings: Settings) -> Idle:
+def _idle(report: StatsReport, row: StatsRow, constant: Units | None, settings: Settings) -> Idle:
     if row.same_as is not None:
         return Idle({})
     place = place_of(row)
     found = {
         "dead": dead_units(row),
-        "constant": constant_units(row, inputs, settings.number("constant", place)),
+        "constant": constant,
         "saturated": saturated_units(row, settings.number("saturated", place)),
     }
     there = {name: units.tolist() for name, units in found.items() if units is not None}

@@ -80,7 +80,7 @@ def _units(found: Sequence[Idle]) -> str:
     sums = _sums(found)
     missing = next(filter(None, (idle.missing for idle in found)), "")
     if not sums and missing:
-        return f"{missing}, so none is called {' or '.join(IDLE)}"
+        return f"{missing}, so none is called {', '.join(IDLE[:-1])} or {IDLE[-1]}"
     said = ", ".join(f"{sums.get(name, 0)} {name}" for name in IDLE)
     return f"{said} (somewhere {missing})" if missing else said
 
