@@ -32,6 +32,7 @@ class Attachment:
     `sites`: the tensors that layers returned, in the order in which the calls ended. `calls`: how often each layer
     was called. `unobservable`: sites whose gradient was not seen and may yet be there: the output is a view, and an
     in-place op takes a view's own node out of the graph. `cut`: where the graph starts, `None` for all of it.
+    `thread`: whose passes are seen.
 
     Only passes of the thread that made it count: those of others are neither seen nor edited.
 
@@ -63,9 +64,10 @@ class Attachment:
         self._open: dict[str, list[int]] = {}
         self._audience = Audience(probes)
         self._depth = 0
+        self._turns = 0
         self._muted = 0
         self._awaited = Awaited()
-        self._thread = OwnThread()
+        self.thread = OwnThread()
         self._watches = Watches(hooked, self._telling)
         self._roots: list[GradientEdge] = []
 
@@ -113,7 +115,7 @@ class Attachment:
         Raises:
             UsageError: another thread attached.
         """
-        self.refuse_others()
+        self.thread.refuse_others()
         self._muted += 1
         try:
             yield
@@ -133,25 +135,19 @@ class Attachment:
         finally:
             self._awaited = Awaited()
 
-    def refuse_others(self) -> None:
-        """Raises a `UsageError` in a thread that is not the one whose passes are seen."""
-        self._thread.refuse_others()
-
-    def refuse_silence(self) -> None:
-        """Raises a `UsageError` where only other threads ran the model."""
-        self._thread.refuse_silence()
-
     def begins(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A call of the model begins: of its own thread's passes, each starts afresh."""
         if self._deaf():
             return
+        turns = TURNS.count
+        self._refuse_disturbed(turns)
         self._depth += 1
         if self._depth > 1:
             # Either the model calls itself, or an interrupt left a pass whose end nobody was told.
             self._depth = open_calls(module)
         if self._depth > 1:
             return
-        self._refuse_disturbed()
+        self._turns = turns
         self.forget()
         self.sites.clear()
         self.calls.clear()
@@ -162,11 +158,13 @@ class Attachment:
             self.cut.begin()
         self._roots = [get_gradient_edge(t) for _, t in tensors_in((args, kwargs)) if t.requires_grad]
 
-    def ends(self) -> None:
-        """A call of the model ended, or failed."""
-        if not self._deaf():
-            self._depth = max(0, self._depth - 1)
-            self._refuse_disturbed()
+    def ends(self, output: Any) -> None:
+        """A call of the model ended, or failed, with nothing as its output."""
+        if self._deaf():
+            return
+        self._depth = max(0, self._depth - 1)
+        if output is not None:
+            self._refuse_disturbed(self._turns)
 
     def before(self, name: str, args: Any, kwargs: Any) -> None:
         """A call of a chosen layer begins."""
@@ -229,8 +227,8 @@ class Attachment:
         """A call of an edited layer ended; returns what the model goes on with instead, or `None`."""
         return None if self._untouched() else self.editing.leave(name, inputs, output)
 
-    def _refuse_disturbed(self) -> None:
-        if TURNS.disturbs(self.model, gradients=self._follows_gradients):
+    def _refuse_disturbed(self, since: int) -> None:
+        if TURNS.disturbs(self.model, since, gradients=self._follows_gradients):
             raise UsageError(
                 "another thread is inspecting the model, in another mode and without gradients",
                 "run it when the other is done, or let one of them have a copy",
@@ -245,10 +243,10 @@ class Attachment:
 
     def _deaf(self) -> bool:
         # Activation checkpointing runs forward again inside backward: those calls were already seen.
-        return not self._thread.hears() or self._muted > 0 or self._awaited.over or recomputing()
+        return not self.thread.hears() or self._muted > 0 or self._awaited.over or recomputing()
 
     def _untouched(self) -> bool:
-        return not self._thread.hears() or self._muted > 0 or self._awaited.over
+        return not self.thread.hears() or self._muted > 0 or self._awaited.over
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

@@ -49,6 +49,19 @@ def attached(
         UsageError: a pattern matches no layer, or an edit names none; only other threads ran the model.
         ModelError: a part of the model is TorchScript.
     """
+    with listening(model, probes, layers, edits) as attachment:
+        yield attachment
+    attachment.thread.refuse_silence()
+
+
+@contextmanager
+def listening(
+    model: nn.Module,
+    probes: Sequence[Probe],
+    layers: str | Iterable[str] | Selection,
+    edits: Sequence[Edit],
+) -> Iterator[Attachment]:
+    """As `attached`, for who sees to it that the model is run in this thread."""
     model, _ = unwrapped(model)
     chosen = (layers if isinstance(layers, Selection) else select(model, layers)).names
     attachment = Attachment(model, probes, edits, _hooked)
@@ -64,7 +77,6 @@ def attached(
         for name in chosen:
             _hook(stack, modules[name], *_module_hooks(attachment, name))
         yield attachment
-        attachment.refuse_silence()
 
 
 def came_from_probe(error: BaseException) -> bool:
@@ -86,8 +98,8 @@ def _root_hooks(attachment: Attachment) -> tuple[Callable[..., None], Callable[.
     def begins(module: nn.Module, args: Any, kwargs: Any = None) -> None:
         attachment.begins(module, args, kwargs)
 
-    def ends(module: nn.Module, args: Any, *rest: Any) -> None:
-        attachment.ends()
+    def ends(module: nn.Module, args: Any, output: Any) -> None:
+        attachment.ends(output)
 
     return begins, ends
 

@@ -19,7 +19,7 @@ from hookscope.wording import counted
 
 
 @contextmanager
-def preserved(model: nn.Module, *, sown: bool = False) -> Iterator[None]:
+def preserved(model: nn.Module, *, alone: bool = False) -> Iterator[None]:
     """A block after which the model is as it was: also when the block raises or is interrupted.
 
     Every module's `training`, every parameter's `requires_grad`, the buffers and the random state are put back;
@@ -30,13 +30,13 @@ def preserved(model: nn.Module, *, sown: bool = False) -> Iterator[None]:
 
     Args:
         model: any module.
-        sown: the block sets a random state of its own, so that no other thread may have a block at all.
+        alone: no other thread may have a block at all, as where the random state counts.
 
     Raises:
         ModelError: the model wrote to its own parameters, of which no copies are kept.
         UsageError: a thread that waits for this one is inspecting the model.
     """
-    with TURNS.taken(model, alone=sown), _random_state_kept(), _kept(model):
+    with TURNS.taken(model, alone=alone), _random_state_kept(), _kept(model):
         yield
 
 
@@ -50,6 +50,17 @@ def sow(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if _cuda_in_use():
         torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def sown(seed: int | None) -> Iterator[None]:
+    """A random state from a seed inside, what it was before afterwards; nothing without a seed."""
+    if seed is None:
+        yield
+        return
+    with _random_state():
+        sow(seed)
+        yield
 
 
 @contextmanager

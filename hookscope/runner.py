@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hookscope.cutting import Cut
 from hookscope.errors import UsageError
-from hookscope.hooks import Attachment, Edit, Probe, attached, preserved
+from hookscope.hooks import Attachment, Edit, Probe, attached, listening, preserved
 from hookscope.layers import LayerInfo, OutputInfo, Selection, Site, all_names, modules_by_name
 from hookscope.layouts import Layouts
 from hookscope.nested import tensors_in
@@ -58,20 +58,18 @@ class Runner:
         Args:
             x: (N, C, H, W), or what else `passes.called` takes, on the model's device; never written to.
             objectives: given the model's output (without a graph), the scalars to differentiate.
-            until: sites of chosen layers: once each was returned, and the probes told, the model is left where it is,
-                as by an interrupt. A pass that never returns them all runs to its end. Not with objectives.
+            until: sites of chosen layers, not with objectives: once all were returned, and the probes told, the model
+                is left as by an interrupt. A pass that never returns them all runs to its end.
 
         Raises:
             ModelError: the model raised; its own message is passed on.
             UsageError: another thread made this runner, or an objective would have no output to go by.
         """
-        self.attachment.refuse_others()
+        self.attachment.thread.refuse_others()
         if objectives is None:
             return self._attempt(x, None, None, until or ())
         if until is not None:
-            raise UsageError(
-                "objectives need the model's output, which a pass that stops early has not", "until=None"
-            )
+            raise UsageError("objectives need the model's output: no stopped pass has one", "until=None")
         cut = self._cut
         if cut is None:
             return self._attempt(x, objectives, None)
@@ -156,13 +154,14 @@ class Runner:
         until: Iterable[Site] = (),
     ) -> Pass:
         with_graph, attachment, output = objectives is not None, self.attachment, None
-        attachment.cut = cut if with_graph else None
+        attachment.cut = cut
         for probe in self.probes:
             probe.begin(pictures_in(x))
         given = entering(x, reaching=with_graph and cut is None and self._must_reach_input())
-        reads = cut.reads if with_graph and cut is not None else nullcontext()
+        reads = cut.reads if cut is not None else nullcontext()
+        company = attachment.thread.refusing_company() if self.model.training else nullcontext()
         try:
-            with torch.set_grad_enabled(with_graph), reads, attachment.until(until) as awaited:
+            with torch.set_grad_enabled(with_graph), reads, company, attachment.until(until) as awaited:
                 output = called(self.model, given)
             plain = None if awaited.over else copied(output)
             chosen = list(objectives(plain)) if objectives is not None else []
@@ -220,7 +219,7 @@ def running(
     model, _ = unwrapped(model)
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(preserved(model, sown=train_seed is not None))
+        stack.enter_context(preserved(model, alone=train_seed is not None))
         model.train(train_seed is not None)
         if train_seed is not None:
             sow(train_seed)
@@ -241,7 +240,7 @@ def _ready(
     whole = with_parameters or any(probe.needs.input_gradients for probe in probes)
     with (
         requiring(model, trainable if with_parameters else ()),
-        attached(model, probes, layers, edits) as hooks,
+        listening(model, probes, layers, edits) as hooks,
     ):
         yield Runner(model, hooks, None if whole else Cut(), trainable)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -47,6 +49,17 @@ class OwnThread:
             raise UsageError(
                 "only other threads ran the model, and hooks hear the thread that attached them",
                 "attach in each thread that runs it",
+            )
+
+    @contextmanager
+    def refusing_company(self) -> Iterator[None]:
+        """A block that raises a `UsageError` where another thread ran the model meanwhile."""
+        self._overheard = False
+        yield
+        if self._overheard:
+            raise UsageError(
+                "another thread ran the model while it was in train mode, and took of its random numbers",
+                "run it when the other is done, or let one of them have a copy",
             )
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from concurrent.futures.thread import _WorkItem
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,20 +21,29 @@ from torch.nn.parameter import is_lazy
 from hookscope.errors import UsageError
 
 _LOOK_S = 0.2
+_KEPT = 16
 
 
 @dataclass(eq=False)
 class _Turn:
     """A thread's wish to inspect a model; `alone`: while nobody else inspects any. `model` keeps the `parts` alive.
 
-    `training`: whether some of it was found in train mode, once it is the thread's turn.
+    `answers`: the conditions of the futures that it works for. Once it is the thread's turn: `number`, in order, and
+    `training`: whether some of the model was found in train mode.
     """
 
     thread: threading.Thread
-    model: nn.Module
+    model: nn.Module | None
     parts: frozenset[int]
     alone: bool = False
+    answers: tuple[threading.Condition, ...] = ()
+    number: int = 0
     training: bool = False
+
+    @property
+    def changes_modes(self) -> bool:
+        """Whether the model is not in the mode that it was found in: eval mode, or train mode where it is alone."""
+        return self.training or self.alone
 
     def excludes(self, other: _Turn) -> bool:
         """Whether both cannot be had at once."""
@@ -44,12 +53,14 @@ class _Turn:
 
 
 class Turns:
-    """The turns that are being had, and those that are waited for, in their order."""
+    """The turns that are being had, and those that are waited for, in their order; `count`: how many were had."""
 
     def __init__(self) -> None:
+        self.count = 0
         self._changed = threading.Condition()
         self._had: list[_Turn] = []
         self._waiting: list[_Turn] = []
+        self._past: deque[_Turn] = deque(maxlen=_KEPT)
 
     @contextmanager
     def taken(self, model: nn.Module, *, alone: bool = False) -> Iterator[None]:
@@ -64,32 +75,41 @@ class Turns:
         Raises:
             UsageError: waiting would never end.
         """
-        turn = _Turn(threading.current_thread(), model, _parts(model), alone)
+        turn = _Turn(threading.current_thread(), model, _parts(model), alone, tuple(_answers()))
         try:
-            self._wait(turn)
+            self._wait(turn, model)
             yield
         finally:
             with self._changed:
                 self._had = [one for one in self._had if one is not turn]
+                turn.model = None
+                self._past.append(turn)
                 self._changed.notify_all()
 
-    def disturbs(self, model: nn.Module, *, gradients: bool) -> bool:
-        """Whether a pass of the model made now is not its own: another thread has changed its mode, or its gradients.
+    def disturbs(self, model: nn.Module, since: int, *, gradients: bool) -> bool:
+        """Whether a pass of the model was not its own: another thread changed its mode, or its gradients.
 
-        `gradients`: whether these matter.
+        Args:
+            model: what was run.
+            since: the `count` when it began.
+            gradients: whether these matter.
         """
+        if self.count == since and not self._had:
+            return False
         me = threading.current_thread()
-        others = [turn for turn in self._had if turn.thread is not me and (gradients or turn.training)]
+        turns = [*self._had, *(turn for turn in list(self._past) if turn.number > since)]
+        others = [turn for turn in turns if turn.thread is not me and (gradients or turn.changes_modes)]
         return bool(others) and any(turn.excludes(_Turn(me, model, _parts(model))) for turn in others)
 
-    def _wait(self, turn: _Turn) -> None:
+    def _wait(self, turn: _Turn, model: nn.Module) -> None:
         with self._changed:
             self._waiting.append(turn)
             try:
                 while self._before(turn):
                     self._refuse_forever(turn.thread)
                     self._changed.wait(_LOOK_S)
-                turn.training = any(module.training for module in turn.model.modules())
+                self.count += 1
+                turn.number, turn.training = self.count, any(part.training for part in model.modules())
                 self._had.append(turn)
             finally:
                 self._waiting.remove(turn)
@@ -122,7 +142,10 @@ class Turns:
         turns = [turn for turn in self._waiting if turn.thread is thread]
         if turns:
             return [other.thread for turn in turns for other in self._before(turn)]
-        return _joined_by(thread)
+        awaited = _blocked_by(thread)
+        if isinstance(awaited, threading.Thread):
+            return [awaited]
+        return [turn.thread for turn in self._waiting if awaited in turn.answers]
 
 
 class Shared:
@@ -182,28 +205,28 @@ def _memory(tensors: Sequence[Tensor]) -> set[int]:
     return found
 
 
-def _joined_by(thread: threading.Thread) -> list[threading.Thread]:
-    """The thread, if any, whose end or whose answer this one waits for just now."""
-    stacks = sys._current_frames()
-    for awaited in _held(stacks, thread, _WAITS):
-        if isinstance(awaited, threading.Thread):
-            return [awaited]
-        return [
-            one
-            for one in threading.enumerate()
-            if any(work.future is awaited for work in _held(stacks, one, _WORKS))
-        ]
-    return []
-
-
-_WAITS = (threading.Thread.join.__code__, Future.result.__code__, Future.exception.__code__)
-_WORKS = (_WorkItem.run.__code__,)
-
-
-def _held(stacks: dict[int, Any], thread: threading.Thread, calls: Sequence[CodeType]) -> Iterator[Any]:
-    """The objects whose method a thread is in, the innermost call first."""
-    frame = stacks.get(thread.ident or 0)
+def _answers() -> Iterator[threading.Condition]:
+    """What is told when the work that this thread does for others, in a pool, is done."""
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code in calls and "self" in frame.f_locals:
-            yield frame.f_locals["self"]
+        if frame.f_code is _WorkItem.run.__code__:
+            yield frame.f_locals["self"].future._condition
         frame = frame.f_back
+
+
+def _blocked_by(thread: threading.Thread) -> Any:
+    """The thread that this one joins, or the condition that it waits for, just now; `None` where that is not known."""
+    # Its innermost call alone: to follow another thread's stack while it runs is not safe.
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame.f_locals.get("self") if frame is not None and frame.f_code in _BLOCKING else None
+
+
+_BLOCKING = [
+    function.__code__
+    for function in (
+        threading.Condition.wait,
+        threading.Thread.join,
+        # Before Python 3.13, what waits inside `join`.
+        getattr(threading.Thread, "_wait_for_tstate_lock", threading.Thread.join),
+    )
+]

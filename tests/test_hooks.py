@@ -172,6 +172,28 @@ def test_inputs_are_what_the_layer_received_before_in_place_ops():
     assert seen.inputs[Site("relu", 0, "0")].min() < 0 <= seen.outputs[Site("relu")].min()
 
 
+def test_what_is_told_shares_memory_and_count_of_writes_with_the_models_own_tensor():
+    class Told(Probe):
+        needs = Needs(inputs=True, outputs=True)
+
+        def on_input(self, site, tensor):
+            found[f"into {site.layer}", site.call] = (tensor.data_ptr(), tensor._version)
+
+        def on_output(self, site, tensor):
+            found[f"out of {site.layer}", site.call] = (tensor.data_ptr(), tensor._version)
+
+    # What one layer returns and the next receives can be told to be the same, and what was written to not to be.
+    model, x, found = nets.seeded(nets.ReluThrice), nets.picture(), {}
+    with running(model, [Told()], "**") as runner:
+        for objectives in (None, lambda output: [OBJECTIVE]):
+            found.clear()
+            runner.forward(x, objectives)
+            address, version = found["out of a", 0]
+            assert found["into relu", 0] == (address, version)
+            assert found["out of relu", 0] == (address, version + 1) == found["into b", 0]
+            assert found["out of b", 0][0] != address
+
+
 def test_input_gradients_are_the_total_over_all_uses():
     class Residual(nn.Module):
         def __init__(self):
